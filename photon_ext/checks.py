@@ -171,8 +171,9 @@ def check_ids(
     if entries is None:
         raise error(f"{name} is {shown(ids)}; give a sequence of {kind}s")
     try:
-        checked = tuple(map(operator.index, entries))
-        if set(map(type, entries)) & {bool}:
+        kinds = set(map(type, entries))
+        checked = entries if kinds <= {int} else tuple(map(operator.index, entries))
+        if bool in kinds:
             raise TypeError
     except TypeError:
         bad = next(entry for entry in entries if as_index(entry) is None)

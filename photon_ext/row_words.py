@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 from photon_ext.checks import INT32_MAX
-from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+from photon_ext.layout import ROW_COLUMNS, RowColumn
 from photon_ext.row_params import FIELDS, Field, RowParams
 
 
@@ -37,10 +38,9 @@ def row_words(
     words[RowColumn.LORA_SLOT] = lora_slot
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
-    for name, (kind, field) in FIELDS.items():
-        if field.column is not None:
-            packed = _packed(getattr(params, name), kind, field)
-            words[field.column : field.column + len(packed)] = packed
+    packed = _PACKED.unpack(_PACK.pack(*_VALUES(params)))
+    for column, word in zip(_COLUMNS, packed, strict=True):
+        words[column] = word
     return words
 
 
@@ -61,14 +61,23 @@ def prompt_bits(prompt_ids: Iterable[int], vocab: int) -> list[int]:
     return list(struct.unpack(f"<{len(found) // 4}i", found))
 
 
-def _packed(value: Any, kind: Any, field: Field) -> tuple[int, ...]:
-    """A value as int32 words: a flag, the bits of a float32, one integer, or an integer of 64
-    bits as its low and its high half.
+def _code(kind: Any, field: Field) -> str:
+    """How `struct` packs a value: the bits of a float32, a flag (whose HOST_MASK is 1) or an
+    integer of 32 bits, or one of 64 bits as its low and its high half.
     """
-    if kind is bool:
-        return (HOST_MASK if value else 0,)
     if kind is float:
-        return struct.unpack("<i", struct.pack("<f", value))
-    if field.most <= INT32_MAX:
-        return (value,)
-    return struct.unpack("<ii", struct.pack("<Q", value))
+        return "f"
+    return "i" if kind is bool or field.most <= INT32_MAX else "Q"
+
+
+_KEPT = [
+    (name, field.column, _code(kind, field))
+    for name, (kind, field) in FIELDS.items()
+    if field.column is not None
+]
+_VALUES = attrgetter(*(name for name, _, _ in _KEPT))
+_PACK = struct.Struct("<" + "".join(code for _, _, code in _KEPT))
+_PACKED = struct.Struct(f"<{_PACK.size // 4}i")
+_COLUMNS = [
+    column + i for _, column, code in _KEPT for i in range(struct.calcsize(f"<{code}") // 4)
+]

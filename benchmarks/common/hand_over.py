@@ -5,59 +5,67 @@ here: the other process imports it, too.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from photon_ext import Engine, StepOutput
+    from photon_ext import Engine, Request, StepOutput
 
 
 def hand_over(engine: Engine) -> Callable[[], int]:
     """Sends each step's tokens to another process; what is returned waits for it to have all, and
     tells how many there were.
     """
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(theirs,))
+    from photon_ext.runtime.decode_batch import changed_columns
+
+    spawn = multiprocessing.get_context("spawn")
+    theirs, ours = spawn.Pipe(duplex=False)  # one way: a pipe is cheaper than a socket
+    answers, told = spawn.Pipe(duplex=False)
+    consumer = spawn.Process(target=_consume, args=(theirs, told))
     consumer.start()
-    assert ours.recv() == "ready"
-    names: dict[int, int] = {}
-    sent: list[tuple[Any, ...]] = []  # of the requests that decode together
+    assert answers.recv() == "ready"
+    names: dict[Request, int] = {}
+    before: list[tuple[Request, ...]] = [()]  # the requests that decoded together
+
+    def name(request: Request) -> int:
+        return names.setdefault(request, len(names))
 
     def send(output: StepOutput) -> None:
-        requests = output.requests
-        joined: list[int] | None = None
-        if not sent or sent[-1] is not requests:
-            sent[:] = [requests]
-            joined = [names.setdefault(id(request), len(names)) for request in requests]
-        first = [
-            (names.setdefault(id(request), len(names)), token) for request, token in output.first
-        ]
-        ours.send((joined, output.tokens, first, len(output.ended)))
+        requests, old = output.requests, before[0]
+        joined: list[tuple[int, int]] = []
+        if requests is not old:
+            before[0] = requests
+            joined = [(column, name(requests[column])) for column in changed_columns(old, requests)]
+        first = [(name(request), token) for request, token in output.first]
+        message = joined, len(requests), output.tokens, first, len(output.ended)
+        ours.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     engine.listen(send)
 
     def finish() -> int:
         ours.send(None)
-        count = ours.recv()
+        count = answers.recv()
         consumer.join()
         return int(count)
 
     return finish
 
 
-def _consume(pipe: Connection) -> None:
+def _consume(pipe: Connection, told: Connection) -> None:
     """The other process: takes each token to its request."""
     answers: dict[int, list[int]] = {}
     columns: list[list[int]] = []
-    pipe.send("ready")
+    told.send("ready")
     while (message := pipe.recv()) is not None:
-        joined, tokens, first, _ended = message
-        if joined is not None:
-            columns = [answers.setdefault(name, []) for name in joined]
+        joined, size, tokens, first, _ended = message
+        del columns[size:]
+        for column, name in joined:
+            columns[column : column + 1] = [answers.setdefault(name, [])]
         for answer, token in zip(columns, tokens, strict=False):
             if token >= 0:
                 answer.append(token)
         for name, token in first:
             answers.setdefault(name, []).append(token)
-    pipe.send(sum(map(len, answers.values())))
+    told.send(sum(map(len, answers.values())))

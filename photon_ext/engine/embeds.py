@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from photon_ext.models.vision import VisionEncoder
     from photon_ext.runtime.ports import RuntimePort
 
-_KEY_BYTES = 16  # of a cryptographic hash: nobody finds two embeddings with the same
+_KEY_BYTES = 8  # of a cryptographic hash: another embedding of a given key takes 2^63 tries
 
 
 class PromptEmbeds(NamedTuple):
@@ -35,7 +35,7 @@ class PromptEmbeds(NamedTuple):
     def of(cls, rows: torch.Tensor, positions: Sequence[int]) -> PromptEmbeds:
         """With their keys."""
         keys = (blake2b(row, digest_size=_KEY_BYTES) for row in rows.view(torch.uint8).numpy())
-        numbers = (~int.from_bytes(key.digest(), "little") for key in keys)
+        numbers = (~(int.from_bytes(key.digest(), "little") >> 1) for key in keys)
         return cls(rows, tuple(positions), tuple(numbers))
 
     def keyed(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:

@@ -253,7 +253,8 @@ class EngineLoop:
 
     def _tell(self, ended: list[Request]) -> None:
         """One hand-over per step to whoever listens."""
-        result, log = self._fresh or StepResult(), self._scheduler.log
+        result = StepResult() if self._fresh is None else self._fresh
+        log = self._scheduler.log
         requests, tokens = log.requests if result.rows else (), result.tokens
         if result.rows and (result.skipped or result.events or log.watched):
             tokens = tokens.copy()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -141,7 +141,7 @@ class PhaseClock:
     """Host time per phase of TURN: one clock reading per change, and a look for an observer."""
 
     def __init__(self) -> None:
-        self._ns: dict[Phase, int] = {}
+        self._ns: defaultdict[Phase, int] = defaultdict(int)
         self._phase: Phase | None = None
         self.last_ns = 0  # the latest reading, of time.perf_counter_ns
 
@@ -149,7 +149,7 @@ class PhaseClock:
         """`phase` begins, and the one before it ends; None: the turn is over."""
         now = time.perf_counter_ns()
         if (ended := self._phase) is not None:
-            self._ns[ended] = self._ns.get(ended, 0) + now - self.last_ns
+            self._ns[ended] += now - self.last_ns
         self._phase, self.last_ns = phase, now
         if probe.active is not None:
             probe.turn(phase)

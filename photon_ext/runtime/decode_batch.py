@@ -36,8 +36,8 @@ class DecodeBatch:
     """
 
     rows: tuple[Row, ...]
-    indices: list[int]
-    generations: list[int]
+    indices: array[int]
+    generations: array[int]
     positions: list[int]
     limits: list[int]
     limit: int
@@ -82,16 +82,19 @@ class DecodeBatch:
         """A batch without rows, where there is none before."""
         batch = cls.__new__(cls)
         batch.rows, batch.constrained, batch.logprobs, batch.adapted = (), (), (), ()
-        batch.indices, batch.generations, batch.positions, batch.limits = [], [], [], []
+        batch.indices, batch.generations = array("i"), array("i")
+        batch.positions, batch.limits = [], []
         batch.words, batch.ride, batch.limit = array("i"), Ride(), 1
         return batch
 
     def _copy(self, old: DecodeBatch, bucket: int) -> None:
         """Takes over all columns, for as many rows as there are now."""
         size, kept = len(self.rows), min(len(self.rows), len(old.rows))
-        more = [0] * (size - kept)
-        self.indices, self.generations = old.indices[:kept] + more, old.generations[:kept] + more
-        self.positions, self.limits = old.positions[:kept] + more, old.limits[:kept] + more
+        self.indices, self.generations = old.indices[:kept], old.generations[:kept]
+        self.positions, self.limits = old.positions[:kept], old.limits[:kept]
+        if more := [0] * (size - kept):
+            for column in (self.indices, self.generations, self.positions, self.limits):
+                column.extend(more)
         self.words = old.words[: kept * SEGMENT_COLUMNS]
         self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
 
@@ -129,7 +132,7 @@ class DecodeBatch:
         return self.ride.launches - 1
 
 
-def changed_columns(old: Sequence[Row], rows: Sequence[Row]) -> list[int]:
+def changed_columns(old: Sequence[object], rows: Sequence[object]) -> list[int]:
     """The columns of ``rows`` that hold others than those of ``old``, in order."""
     return [*compress(count(), map(is_not, old, rows)), *range(len(old), len(rows))]
 
@@ -141,9 +144,11 @@ def patched(
     test: Callable[[_T], bool],
 ) -> tuple[int, ...]:
     """The columns of the members that pass a test, where ``columns`` did before some changed."""
-    found = {column for column in columns if column < len(members)}.difference(changed)
-    found.update(column for column in changed if test(members[column]))
-    return tuple(sorted(found))
+    found = [column for column in changed if test(members[column])]
+    if not (columns or found):  # as nearly always
+        return ()
+    kept = {column for column in columns if column < len(members)}.difference(changed)
+    return tuple(sorted(kept.union(found)))
 
 
 def _due(limits: Sequence[int], launches: int) -> list[int]:

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import (
@@ -175,7 +174,7 @@ class Pipeline:
         self._inflight: deque[Step] = deque()
         self._committed = NEVER
         self.last_kind: StepKind | None = None
-        self._failure: BaseException | None = None
+        self._no_way_back = _NoWayBack()
         self.stats = PipelineStats()
         self._stalls = Stalls(self.stats, stalls)
 
@@ -346,7 +345,7 @@ class Pipeline:
         probe.begin(Phase.LAUNCH, self.stats.steps)
         try:
             step_input = self._builder.build(plan)
-            with self._no_way_back():
+            with self._no_way_back:
                 return self._enqueue(step_input)
         finally:
             probe.end()
@@ -372,7 +371,7 @@ class Pipeline:
             raise PipelineError(
                 f"step {step.index} waits for its masks: call finalize() before commit()"
             )
-        with self._no_way_back():
+        with self._no_way_back:
             probe.begin(Phase.WAIT, step.index)
             records = self._wait(step)
             probe.end()
@@ -424,7 +423,7 @@ class Pipeline:
                 self._write_mask(slot, index, row, fill)
         probe.end()
         probe.begin(Phase.FINALIZE, step.index)
-        with self._no_way_back():
+        with self._no_way_back:
             slot.finalize(step.key)
         probe.end()
         step.finalized = True
@@ -494,8 +493,8 @@ class Pipeline:
         return step
 
     def _free_slot(self) -> int:
-        taken = {step.slot for step in self._inflight}
-        return next(slot for slot in range(len(self._slots)) if slot not in taken)
+        # slots take turns, and the oldest step leaves first
+        return (self._inflight[-1].slot + 1) % len(self._slots) if self._inflight else 0
 
     def _rest(self) -> None:
         """Nothing can be launched."""
@@ -527,18 +526,22 @@ class Pipeline:
             row.fault = error
 
     def _require_working(self) -> None:
-        if (failure := self._failure) is not None:
+        if (failure := self._no_way_back.failure) is not None:
             text = f"the pipeline cannot go on: {type(failure).__name__}: {failure}"
             raise PipelineError(text) from failure
 
-    @contextmanager
-    def _no_way_back(self) -> Iterator[None]:
-        """What raises in here leaves a step half enqueued or half read, and breaks the pipeline."""
-        try:
-            yield
-        except BaseException as error:
-            self._failure = error
-            raise
+
+class _NoWayBack:
+    """What raises in here leaves a step half enqueued or half read, and breaks the pipeline."""
+
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failure = error
 
 
 def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) -> None:

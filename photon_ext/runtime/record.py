@@ -6,6 +6,7 @@ those with a flag one by one.
 
 from __future__ import annotations
 
+from array import array
 from itertools import compress, count
 
 from photon_ext.errors import PipelineError, describe
@@ -92,9 +93,8 @@ def _read_batch(
     batch: DecodeBatch, launch: int, records: memoryview, vocab_size: int, result: StepResult
 ) -> None:
     end = len(batch.rows) * RECORD_WIDTH
-    indices = records[ROW:end:RECORD_WIDTH].tolist()
-    generations = records[GENERATION:end:RECORD_WIDTH].tolist()
-    flags = records[FLAGS:end:RECORD_WIDTH].tolist()
+    indices, generations = records[ROW:end:RECORD_WIDTH], records[GENERATION:end:RECORD_WIDTH]
+    flags = records[FLAGS:end:RECORD_WIDTH]
     tokens = records[RECORD_TOKENS:end:RECORD_WIDTH].tolist()
     if indices != batch.indices or generations != batch.generations:
         for row, *found in zip(batch.rows, indices, generations, flags, strict=True):
@@ -102,7 +102,8 @@ def _read_batch(
                 raise _not_its_own(row, *found)
     result.rows, result.tokens = batch.rows, tokens
     result.count = len(tokens) - len(result.skipped)
-    marked = [*compress(count(), flags)] if any(flags) else []
+    # words are compared in place: most steps have no flag, and lists cost more
+    marked = [*compress(count(), flags)] if flags != array("i", bytes(flags.nbytes)) else []
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         others = (i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
         marked = sorted({*marked, *others})

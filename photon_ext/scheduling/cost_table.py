@@ -57,9 +57,10 @@ class CostTable:
         gives way to what is to be expected, and is forgotten once it would be allowed.
         """
         larger = next((size for size in self.shares if size > share), 0)
-        limit, known = self._limit(rows), self._us.get((rows, larger))
-        expected = self._expected(rows, share, larger)
-        if limit is None or known is None or expected is None:
+        if (known := self._us.get((rows, larger))) is None:  # as nearly always
+            return
+        limit, expected = self._limit(rows), self._expected(rows, share, larger)
+        if limit is None or expected is None:
             return
         if expected <= limit < known:
             self._us[rows, larger] = known + DOUBT * (expected - known)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
 from photon_ext.scheduling.embeds_pool import EmbedsPool
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prefix_cache import Match, PrefixCache
+from photon_ext.scheduling.prefix_cache import WIDTH, Match, PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
@@ -78,6 +79,7 @@ class Pager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
+        self._refused: Sequence | None = None  # there are too few pages for it, as things are
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
@@ -91,16 +93,18 @@ class Pager:
 
     def _match(self, sequence: Sequence) -> Match:
         """Of nothing, where the prompt's own log-probabilities have to be computed."""
-        prompt, params, _ = sequence.admission
-        if params.prompt_logprobs is not None:
-            prompt = ()
-        return self._cache.match(prompt, sequence.root)
+        scored = sequence.admission.params.prompt_logprobs is not None
+        return self._cache.match(b"" if scored else sequence.content, sequence.root)
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
         return self._cache.is_written(page)
 
     # --- admission --------------------------------------------------------------------------------
+
+    def refuses(self, sequence: Sequence) -> bool:
+        """Whether `grant` had too few pages for it, and no pages have changed hands since."""
+        return sequence is self._refused
 
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
@@ -110,6 +114,7 @@ class Pager:
             cached = cached[: admission.answer_begin // self.page_size]
         count = self._affordable(sequence, cached)
         if count is None:
+            self._refused = sequence
             return None
         place, embeds = None, sequence.embeds_behind(len(cached) * self.page_size)
         if embeds and (place := self._embeds.allocate(embeds)) is None:
@@ -135,8 +140,8 @@ class Pager:
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int, place: int | None) -> None:
-        prompt = sequence.admission.prompt_ids
-        entered = self._cache.enter(prompt, pages, sequence.root, cached)
+        self._refused = None
+        entered = self._cache.enter(sequence.content, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
         holding = _Holding(entered, pages[cached:entered], missing, place)
         self._holdings[sequence] = holding
@@ -172,22 +177,22 @@ class Pager:
         """
         rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
         places = {row: _places(row) for row, _ in rows}
+        rows.sort(key=lambda one: (places[one[0]] > 0, one[1].rank))
+        missing = [self._short[sequence].missing for _, sequence in rows]
+        covered = self.pool.available >= self._owed
+        wanted = missing if covered else [min(count, STRIDE) for count in missing]
+        pages = iter(self.pool.allocate(min(sum(wanted), self.pool.available)) or ())
         appends, stalled = [], []
-        for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
-            if pages := self._more(self._short[sequence]):
-                appends.append(PageAppend(row, tuple(pages)))
-                self._count(sequence, len(pages))
+        for (row, sequence), count in zip(rows, wanted, strict=True):
+            if more := tuple(islice(pages, count)):
+                appends.append(PageAppend(row, more))
+                self._count(sequence, len(more))
             elif not places[row]:
                 stalled.append(row)
         return Growth(tuple(appends), tuple(stalled))
 
-    def _more(self, holding: _Holding) -> list[int]:
-        covered = self.pool.available >= self._owed
-        wanted = holding.missing if covered else min(holding.missing, STRIDE)
-        return self.pool.allocate(min(wanted, self.pool.available)) or []
-
     def _count(self, sequence: Sequence, pages: int) -> None:
-        holding = self._short[sequence]
+        self._refused, holding = None, self._short[sequence]
         holding.missing -= pages
         self._owed -= pages
         if not holding.missing:
@@ -204,8 +209,8 @@ class Pager:
         """Enters the pages of its answer. Returns its pages, among them the cache's where that has
         others of the same content, because what follows is found behind those alone.
         """
-        tokens, prompt = sequence.tokens(), sequence.admission.prompt_ids
-        if len(tokens) <= len(prompt):
+        tokens, prompt = sequence.whole_content(), sequence.admission.prompt_ids
+        if len(tokens) <= len(sequence.content):
             return pages
         begin = self._holdings[sequence].entered
         if begin < len(prompt) // self.page_size:
@@ -215,12 +220,12 @@ class Pager:
             self.pool.release(pages[:begin])
             pages = (*found, *pages[begin:])
         # the last token was sampled, and never fed
-        end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
+        end = self._cache.enter(tokens[:-WIDTH], pages, sequence.root, begin)
         self._cache.written(pages[begin:end])
         return pages
 
     def _end(self, sequence: Sequence, pages: Any) -> None:
-        holding = self._holdings.pop(sequence)
+        self._refused, holding = None, self._holdings.pop(sequence)
         if self._short.pop(sequence, None) is not None:
             self._owed -= holding.missing
         self._free_place(holding)

@@ -27,7 +27,8 @@ class PagePool:
         self.num_pages = num_pages
         self.on_evict: Callable[[list[int]], None] = lambda pages: None
         self._free = deque(range(num_pages))
-        self._counts: dict[int, int] = {}
+        self._held: set[int] = set()
+        self._more: dict[int, int] = {}  # rows that hold a page besides the first
         self._kept: set[int] = set()  # held or cached pages that become cached, not free
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently released first
 
@@ -39,7 +40,7 @@ class PagePool:
     @property
     def held(self) -> int:
         """Pages that rows hold, each once."""
-        return len(self._counts)
+        return len(self._held)
 
     @property
     def cached(self) -> int:
@@ -63,19 +64,23 @@ class PagePool:
             raise ValueError(f"allocate: count is {count}; give a number >= 0")
         if count > self.available:
             return None
-        pages = [self._free.popleft() for _ in range(min(count, len(self._free)))]
-        if evicted := [self._cached.popitem(last=False)[0] for _ in range(count - len(pages))]:
+        take, evict = self._free.popleft, self._cached.popitem
+        pages = [take() for _ in range(min(count, len(self._free)))]
+        if evicted := [evict(last=False)[0] for _ in range(count - len(pages))]:
             self._kept.difference_update(evicted)
             self.on_evict(evicted)
             pages += evicted
-        self._counts.update(dict.fromkeys(pages, 1))
+        self._held.update(pages)
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
         """One more row holds these, which are held or cached."""
         for page in pages:
-            self._cached.pop(page, None)
-            self._counts[page] = self._counts.get(page, 0) + 1
+            if page in self._held:
+                self._more[page] = self._more.get(page, 0) + 1
+            else:
+                del self._cached[page]
+                self._held.add(page)
 
     def keep(self, pages: Iterable[int], kept: bool = True) -> None:
         """Whether the content of these held pages is kept when nobody holds them any more."""
@@ -89,20 +94,28 @@ class PagePool:
         before the one that it continues, which every row that holds it holds, too.
         """
         pages = list(pages)
-        if len(once := set(pages)) < len(pages) or not once <= self._counts.keys():
+        if len(once := set(pages)) < len(pages) or not once <= self._held:
             raise ValueError(self._refusal(pages))
+        if shared := once & self._more.keys():
+            self._share_less(shared)
+            pages = [page for page in pages if page not in shared]
+        self._held.difference_update(pages)
+        kept, cached = self._kept, self._cached
         for page in reversed(pages):
-            self._counts[page] -= 1
-            if self._counts[page] == 0:
-                del self._counts[page]
-                if page in self._kept:
-                    self._cached[page] = None
-                else:
-                    self._free.append(page)
+            if page in kept:
+                cached[page] = None
+            else:
+                self._free.append(page)
+
+    def _share_less(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._more[page] -= 1
+            if not self._more[page]:
+                del self._more[page]
 
     def _refusal(self, pages: list[int]) -> str:
         """Which of these cannot be released, and why."""
-        bad = next(p for i, p in enumerate(pages) if p not in self._counts or p in pages[:i])
+        bad = next(p for i, p in enumerate(pages) if p not in self._held or p in pages[:i])
         if 0 <= bad < self.num_pages:
             return f"release: page {bad} is released twice"
         last = self.num_pages - 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
-from photon_ext.runtime import Row, StepKind, StepPlan, StepResult
+from photon_ext.runtime import Chunk, Row, StepKind, StepPlan, StepResult
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.roster import Roster
 from photon_ext.scheduling.pager import Grant, Growth
@@ -48,6 +48,8 @@ class Planner:
         most = min(scheduler.max_rows, scheduler.rows_held + ADMISSIONS)
         while scheduler.waiting and scheduler.rows_held < most:
             sequence = scheduler.waiting[0]
+            if scheduler.must_wait(sequence):
+                return
             if scheduler.defer(sequence):
                 continue
             grant = scheduler.schedule(sequence)
@@ -73,16 +75,15 @@ class Planner:
             left_out = {*growth.stalled, *drains}
             decode = tuple(row for row in decode if row not in left_out)
             prefill = tuple(row for row in prefill if row not in left_out)
+        chunks: tuple[Chunk, ...] = ()
         if self._mixed is None:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
+            decode, chunks = plan.decode, plan.chunks
         elif prefill:
             left = (len(row.prompt_ids) - row.prefilled for row in prefill)
             tokens = self._mixed.prompt_tokens(len(decode), len(prefill), left)
             chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
-            plan = StepPlan(decode, chunks)
-        else:
-            plan = StepPlan(decode)
-        return plan._replace(appends=growth.appends, drains=drains)
+        return StepPlan(decode, chunks, growth.appends, drains)
 
     def _victims(self) -> tuple[Row, ...]:
         """The row that leaves, so that others get pages; none while one is leaving anyway."""

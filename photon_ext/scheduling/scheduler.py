@@ -117,6 +117,10 @@ class Scheduler:
         """Who holds a row, ended or not."""
         return self._in_rows[row]
 
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether `schedule` had too few pages for it, and still has."""
+        return self._pager.refuses(sequence)
+
     def defer(self, sequence: Sequence) -> bool:
         """Takes a waiting sequence aside while another row is writing pages that its prompt begins
         with, as it would write them once more, or while its adapter is in no slot. False where

@@ -18,6 +18,7 @@ from photon_ext.sampling.constraints import is_finished, pack_ids
 from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling.adapters import Adapter
 from photon_ext.scheduling.policy import Key
+from photon_ext.scheduling.prefix_cache import token_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +61,7 @@ class Sequence:
         key: its place in the policy's order.
         automaton: a constraint that the device keeps; None: it has none.
         automaton_begin: where it lies on the device, while a row holds it.
+        content: the tokens of its admission's prompt as bytes, for the prefix cache.
         row: its row, from admission on.
         ended: no token counts any more.
         preemptions: how often it had to leave its row, to go on later.
@@ -80,6 +82,7 @@ class Sequence:
     automaton: TokenAutomaton | None = None
     automaton_begin: int = 0
     embeds: torch.Tensor | None = None
+    content: bytes = field(init=False, repr=False)
     row: Row | None = None
     ended: bool = False
     preemptions: int = 0
@@ -89,6 +92,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self._asked = self.admission
+        self.content = token_bytes(self.admission.prompt_ids)
 
     @property
     def rank(self) -> tuple[Key, int]:
@@ -117,12 +121,18 @@ class Sequence:
         """Where its adapter is; 0: it has none."""
         return 0 if self.adapter is None else self.adapter.slot
 
-    def tokens(self) -> tuple[int, ...]:
-        """Its prompt and what is committed of its answer, but for the last token of one that ends
-        with it.
+    def _answer(self, begin: int) -> list[int]:
+        """What is committed of its answer, from token `begin` on, but for the last token of one
+        that ends with it.
         """
-        generated = self._watched_tokens if self.watched else self.request.snapshot(0)[0]
-        return (*self._asked.prompt_ids, *generated)
+        if self.watched:
+            return self._watched_tokens[begin:]
+        generated: list[int] = self.request.snapshot(begin)[0]
+        return generated
+
+    def whole_content(self) -> bytes:
+        """The tokens of its prompt and of what is committed of its answer, as `content`."""
+        return self.content + token_bytes(self._answer(self.admission.generated))
 
     @property
     def known(self) -> int:
@@ -157,8 +167,8 @@ class Sequence:
         prompt on, and makes the same tokens again: a chunk would give their keys and values other
         bits than the decode steps gave.
         """
-        tokens = self.tokens()
         prompt, asked, _ = self._asked
+        tokens = (*prompt, *self._answer(0))
         if (
             asked.prompt_logprobs is not None
             and len(self.request.prompt_logprobs) >= len(prompt) - 1
@@ -170,6 +180,7 @@ class Sequence:
             self._repeated = deque(tokens[len(prompt) :])
         else:
             self.admission = self._behind(tokens)
+            self.content = token_bytes(tokens)
         self.row = None
         self.preemptions += 1
 

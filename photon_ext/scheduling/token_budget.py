@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 
 from photon_ext.runtime import Chunk, StepResult
 from photon_ext.runtime.step_keys import StepKeys
@@ -34,9 +35,10 @@ class TokenBudget:
 
     def prompt_tokens(self, decode_rows: int, prefill_rows: int, left: Iterable[int]) -> int:
         """How many prompt tokens may ride beside so many decode rows; `left`: what each of so many
-        other rows has left of its prompt, which is not looked at where their number decides.
+        other rows has left of its prompt, of whom only so many are looked at as decide.
         """
-        if prefill_rows > decode_rows or sum(left) > LATE_CHUNKS * self._chunk:
+        many = LATE_CHUNKS * self._chunk
+        if prefill_rows > decode_rows or any(tokens > many for tokens in accumulate(left)):
             allowed = self._chunk
         else:
             allowed = self._costs.allowed(self._keys.decode_bucket(decode_rows))

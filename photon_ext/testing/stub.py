@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from photon_ext.checks import check_capacity
 from photon_ext.layout import (
@@ -78,10 +78,14 @@ class StubSlot:
     def __init__(self, device: StubDevice) -> None:
         self._device, self._records = device, memoryview(array("i"))
 
-    def launch(self, key: StepKey, segments: array[int], *words: Sequence[int] | bool) -> int:
-        staged, deltas, *_ = words
-        assert isinstance(staged, Sequence)
-        assert isinstance(deltas, Sequence)
+    def launch(
+        self,
+        key: StepKey,
+        segments: array[int],
+        staged: Sequence[int],
+        deltas: Sequence[int],
+        *_: Any,
+    ) -> int:
         self._records = self._device.run(segments, deltas)
         return len(staged) + len(deltas)
 

@@ -12,6 +12,7 @@ from photon_ext.layout import NO_PAGE
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
+from photon_ext.scheduling.prefix_cache import token_bytes
 from photon_ext.testing import Chooser, SimAdapters, ToyForward, ToyModel
 from photon_ext.testing.poison import POISON
 from tests.engine.byte_tokenizer import VOCAB
@@ -99,7 +100,7 @@ class Stepped:
         for row in {*self.pipeline.rows, *self.scheduler.released}:
             for page in row.pages:
                 counts[page] = counts.get(page, 0) + 1
-        assert counts == pool._counts
+        assert counts == {page: 1 + pool._more.get(page, 0) for page in pool._held}
         for row in self.pipeline.rows:
             behind = self.device.state.tables.page_table[row.index, len(row.pages) :]
             assert {*behind.tolist()} <= {NO_PAGE, POISON}, f"{row} has more pages"
@@ -110,7 +111,7 @@ class Stepped:
             if cache.is_written(page):
                 value = self._value_of(page)
                 kept = tuple(token - value for token in self.forward._kv[page].tolist())
-                assert kept == tokens, f"page {page}"
+                assert token_bytes(kept) == tokens, f"page {page}"
 
     def _value_of(self, page: object) -> int:
         """The adapter of a cached page: what its tokens have more than they are."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from photon_ext.runtime import Row, StepPlan
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import pager as pager_module
-from photon_ext.scheduling.prefix_cache import PrefixCache
+from photon_ext.scheduling.prefix_cache import WIDTH, PrefixCache
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
 from tests.engine.stepped import PAGE, Stepped
@@ -24,19 +24,17 @@ DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     """By the last token of a prompt, how many of its pages were looked for."""
     counts: Counter[int] = Counter()
-    match = PrefixCache.match
+    match, prompts = PrefixCache.match, dict[bytes, bytes]()
 
-    def watched(self: PrefixCache, tokens: Sequence[int], root: Any) -> Any:
-        chunks = self._chunks
+    class Prompt(bytes):
+        __slots__ = ()
 
-        def counting(part: Sequence[int]) -> Iterator[tuple[int, ...]]:
-            for chunk in chunks(part):
-                counts[tokens[-1]] += 1
-                yield chunk
+        def __getitem__(self, key: Any) -> Any:
+            counts[int.from_bytes(bytes(self)[-WIDTH:], sys.byteorder)] += 1
+            return super().__getitem__(key)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(self, "_chunks", counting)
-            return match(self, tokens, root)
+    def watched(self: PrefixCache, tokens: bytes, root: Any) -> Any:
+        return match(self, prompts.setdefault(tokens, Prompt(tokens)), root)
 
     monkeypatch.setattr(PrefixCache, "match", watched)
     return counts

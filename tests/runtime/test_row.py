@@ -99,7 +99,8 @@ def test_a_batch_is_columns_of_its_rows_and_padding() -> None:
     for row in rows:
         row.launch_chunk(0, row.index)
     batch = DecodeBatch(rows, 3)
-    assert (batch.indices, batch.generations, batch.positions) == ([4, 2], [14, 12], [4, 2])
+    named = [*zip(batch.indices, batch.generations, batch.positions, strict=True)]
+    assert named == [(4, 14, 4), (2, 12, 2)]
     assert batch.constrained == (0,)
     assert batch.words.tolist() == [4, 0, 1, 1, 2, 1, 1, 1, 0, 0, 0, 0]
     assert batch.limit == 8
@@ -175,7 +176,7 @@ def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -
         batch = DecodeBatch(tuple(named), 8, batch)
         positions = [row.next_position for row in named]
         assert [at + batch.ride.launches for at in batch.positions] == positions
-        assert batch.indices == [row.index for row in named]
+        assert batch.indices.tolist() == [row.index for row in named]
         assert batch.words.tolist() == [
             *(word for i, row in enumerate(named) for word in (row.index, i, 1, 1)),
             *[0] * 4 * (8 - len(named)),
