@@ -41,14 +41,14 @@ def expected(
     return tuple(spatial_tokens(model, heads, in_place(model, parts), VALUES[skill], most)[0])
 
 
-@pytest.mark.parametrize("name", sorted(TINY))
-def test_objects_equal_plain_pytorch_beside_text_at_both_depths(name: str, tmp_path: Path) -> None:
-    model = saved_tiny_model(name, tmp_path)
+def check_spatial(name: str, folder: Path, device: str) -> None:
+    """Objects equal plain PyTorch's, beside text, at depth 1 and 2."""
+    model = saved_tiny_model(name, folder)
     heads = random_heads(hidden_of(model))
     asked = [(parts_of(model, seed), skill) for seed, skill in enumerate(VALUES)]
     text = greedy(model, [prompt_of(7, VOCAB)])
     for depth in (1, 2):
-        with tiny_engine(tmp_path, depth, embeds_tokens=40, region=heads) as engine:
+        with tiny_engine(folder, depth, device, embeds_tokens=40, region=heads) as engine:
             plain = engine.submit(prompt_of(7, VOCAB), FREE)
             requests = [
                 engine.submit({"prompt_embeds": parts}, FREE, skill=skill, max_objects=3)
@@ -60,6 +60,11 @@ def test_objects_equal_plain_pytorch_beside_text_at_both_depths(name: str, tmp_p
                 assert (output.finish_reason, output.text) == ("length", "")
                 assert len(output.objects) == 3
             assert list(plain.result(60).token_ids) == text
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_objects_equal_plain_pytorch_beside_text_at_both_depths(name: str, tmp_path: Path) -> None:
+    check_spatial(name, tmp_path, "cpu")
 
 
 @pytest.fixture(scope="module")
