@@ -25,15 +25,23 @@ struct HiddenIds {
   }
 };
 
+// Not inlined, because it stands in many places, few of which are passed often.
+__device__ __noinline__ float adjusted_score(const Adjustment& adjustment, float logit,
+                                             int32_t id) {
+  return adjustment.adjusted(logit, id);
+}
+
 template <typename T>
 struct AdjustedRow : Row<T> {
   static constexpr int kIds = Vector<T>::kIds;
 
   Adjustment adjustment;
   const HiddenIds* hidden = nullptr;  // null: none are hidden
-  int step = 1;                       // ThreadVectors::step, where some are
+  int step_bits = 0;                  // log2 of ThreadVectors::step, where some are
 
-  __device__ float score(float logit, int32_t id) const { return adjustment.adjusted(logit, id); }
+  __device__ float score(float logit, int32_t id) const {
+    return adjusted_score(adjustment, logit, id);
+  }
 
   // Of an id that is not hidden.
   __device__ float shown_score(float logit, int32_t id) const {
@@ -76,7 +84,7 @@ struct AdjustedRow : Row<T> {
 
   // Which of the ids from `first` on, a vector's, have a count, are in the prompt or have a bias: a
   // bit each.
-  __device__ uint32_t adjusted_ids(int32_t first) const {
+  __device__ __noinline__ uint32_t adjusted_ids(int32_t first) const {
     uint32_t bits = penalized_ids(first);
     for (int32_t place = adjustment.bias_place(first);
          place < adjustment.num_biases && adjustment.biases[2 * place] - first < kIds; ++place)
@@ -95,7 +103,7 @@ struct AdjustedRow : Row<T> {
 
  private:
   __device__ uint32_t hidden_of(int vector) const {
-    return hidden == nullptr ? 0 : hidden->of_vector[vector / step][threadIdx.x];
+    return hidden == nullptr ? 0 : hidden->of_vector[vector >> step_bits][threadIdx.x];
   }
 
   __device__ uint32_t counted_ids(int32_t first) const {
@@ -117,22 +125,22 @@ struct AdjustedRow : Row<T> {
   }
 };
 
-// Finds the adjusted ids of the CTA's part of the row. All its threads call it; false: they are too
-// many. A bias's id may be any number.
-template <typename T>
+// Finds the adjusted ids of the CTA's part of the row, of which `row` knows none yet.
+template <typename T, int kBlocks>
 struct Hiding {
+  static constexpr int kIds = Vector<T>::kIds, kStep = kBlocks * kSampleThreads;
+  static constexpr int kAtOnce = 2;  // vectors whose loads are under way together
+
   const AdjustedRow<T>& row;
-  const ThreadVectors share;
+  const int part;  // which CTA of the row's
   HiddenIds& found;
 
-  static constexpr int kIds = Vector<T>::kIds;
-
+  // All threads of the CTA call it; false: they are too many.
   __device__ bool all() const {
-    const int vectors = static_cast<int>(ceil_div(row.vocab, kIds));
-    if (vectors > kHidingVectors * share.step) return false;
+    if (ceil_div(row.vocab, kIds) > kHidingVectors * kStep) return false;
     if (threadIdx.x == 0) found.count = 0;
     __syncthreads();
-    put_penalized(vectors);
+    put_penalized();
     __syncthreads();
     put_biased();
     __syncthreads();
@@ -144,43 +152,51 @@ struct Hiding {
   }
 
  private:
-  __device__ void put_penalized(int vectors) const {
-    constexpr int kAtOnce = 4;  // whose loads are under way together
+  __device__ int vector_of(int k) const {
+    return k * kStep + part * kSampleThreads + static_cast<int>(threadIdx.x);
+  }
+
+  __device__ void put_penalized() const {
+    const int vectors = static_cast<int>(ceil_div(row.vocab, kIds));
 #pragma unroll 1
-    for (int from = 0; share.first + from * share.step < vectors; from += kAtOnce) {
+    for (int from = 0; vector_of(from) < vectors; from += kAtOnce) {
       uint32_t bits[kAtOnce];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int vector = share.first + (from + k) * share.step;
-        bits[k] = vector < vectors ? row.penalized_ids(vector * kIds) : 0;
-      }
+      for (int k = 0; k < kAtOnce; ++k)
+        bits[k] = vector_of(from + k) < vectors ? row.penalized_ids(vector_of(from + k) * kIds) : 0;
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
-        const int vector = share.first + (from + k) * share.step;
-        if (vector >= vectors) break;
-        const int32_t first = vector * kIds;
-        if (row.vocab - first < kIds) bits[k] &= (1u << (row.vocab - first)) - 1;
+        const int32_t first = vector_of(from + k) * kIds, left = row.vocab - first;
+        if (left <= 0) break;
+        if (left < kIds) bits[k] &= (1u << left) - 1;
         found.of_vector[from + k][threadIdx.x] = static_cast<uint8_t>(bits[k]);
-        for (uint32_t rest = bits[k]; rest != 0; rest &= rest - 1)
-          found.put(first + __ffs(static_cast<int>(rest)) - 1);
+        for (; bits[k] != 0; bits[k] &= bits[k] - 1)
+          found.put(first + __ffs(static_cast<int>(bits[k])) - 1);
       }
     }
   }
 
+  // A bias's id may be any number.
   __device__ void put_biased() const {
-    const int before = share.first - static_cast<int>(threadIdx.x);  // of the CTA in a step
     for (int i = threadIdx.x; i < row.adjustment.num_biases; i += kSampleThreads) {
       const int32_t id = row.adjustment.biases[2 * i];
       if (id < 0 || id >= row.vocab) continue;
-      const int vector = id / kIds, place = vector % share.step - before;
+      const int vector = id / kIds, place = vector % kStep - part * kSampleThreads;
       if (place < 0 || place >= kSampleThreads) continue;  // another CTA's
-      uint8_t* byte = &found.of_vector[vector / share.step][place];
-      const uint32_t shift = place % 4 * 8, bit = 1u << (id % kIds + shift);
-      uint32_t* word = reinterpret_cast<uint32_t*>(byte - place % 4);
-      if ((atomicOr(word, bit) & bit) == 0) found.put(id);
+      uint8_t* bytes = found.of_vector[vector / kStep] + place / 4 * 4;
+      const uint32_t bit = 1u << (place % 4 * 8 + id % kIds);
+      if ((atomicOr(reinterpret_cast<uint32_t*>(bytes), bit) & bit) == 0) found.put(id);
     }
   }
 };
+
+// Hides the adjusted ids, unless they are too many. Not inlined, so that it has all registers.
+template <typename T, int kBlocks>
+__device__ __noinline__ void hide_adjusted(AdjustedRow<T>& row, int part, HiddenIds& found) {
+  if (!Hiding<T, kBlocks>{row, part, found}.all()) return;
+  row.hidden = &found;
+  row.step_bits = __ffs(Hiding<T, kBlocks>::kStep) - 1;
+}
 
 // The thread's largest score and its id.
 template <typename T>

@@ -181,10 +181,7 @@ __device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r
   const Filter filter = load_filter(s, p.row_state);
   const ThreadVectors share = own_vectors<kBlocks>(part);
   AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
-  if (Hiding<T>{row, share, shared.hidden}.all()) {
-    row.hidden = &shared.hidden;
-    row.step = share.step;
-  }
+  hide_adjusted<T, kBlocks>(row, part, shared.hidden);
   return best_of<kBlocks>(row, share, noise, filter, shared);
 }
 
