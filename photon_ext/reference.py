@@ -922,9 +922,8 @@ def choose_value_(
 ) -> None:
     """As :func:`photon_ext.ops.choose_value_`: sampled [R] is updated."""
     row_state, stop_ids = tables[DeltaTable.ROW_STATE], tables[DeltaTable.STOP_IDS]
-    coordinate, width, height = (
-        (part.masked_fill(part.isnan(), -torch.inf) for part in logits.split(logits.shape[1] // 3, 1))
-    )
+    known = logits.masked_fill(logits.isnan(), -torch.inf)
+    coordinate, width, height = known.split(logits.shape[1] // 3, dim=1)
     for r, (row, _, tokens, flags) in enumerate(segments.tolist()):
         token = int(sampled[r])
         if not (flags & SegmentFlag.SAMPLE and _is_alive(row_state, row)) or token < 0:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from photon_ext.engine.output import Output
     from photon_ext.engine.prompts import Prompt
-    from photon_ext.engine.request import Request
     from photon_ext.engine.request_options import RequestKeywords
     from photon_ext.models.region import RegionConfig
     from photon_ext.sampling import SamplingParams

@@ -86,9 +86,7 @@ class Skill(NamedTuple):
                 )
         cap = self.values * self.max_objects
         shortest = min(params.min_tokens, cap)
-        return replace(
-            params, object_values=self.values, max_new_tokens=cap, min_tokens=shortest
-        )
+        return replace(params, object_values=self.values, max_new_tokens=cap, min_tokens=shortest)
 
 
 class ObjectReader(NamedTuple):

@@ -138,9 +138,25 @@ def test_a_cancelled_answer_keeps_its_objects_and_leaves_others_alone(
     next(request.iter())
     request.cancel()
     output = request.result(60)
-    assert output.token_ids == expected(model[0], heads, parts, "point", 20)[: len(output.token_ids)]
+    assert (
+        output.token_ids == expected(model[0], heads, parts, "point", 20)[: len(output.token_ids)]
+    )
     assert len(output.objects) == len(output.token_ids) // 2
     assert beside.result(60).token_ids == expected(model[0], heads, other, "detect")
+
+
+def test_an_answer_that_the_context_cuts_has_its_whole_objects(
+    model: tuple[PreTrainedModel, Path], heads: RegionHeads, engine: Engine
+) -> None:
+    parts = parts_of(model[0], 6)
+    first = engine.detect(*parts, params=FREE)
+    assert (first.finish_reason, first.stop_reason) == ("length", "max_len")
+    assert first.token_ids == expected(model[0], heads, parts, "detect", 20)[: len(first.token_ids)]
+    assert len(first.token_ids) % 3 > 0
+    assert len(first.objects) == len(first.token_ids) // 3
+    again = engine.detect(*parts, params=FREE)
+    assert again.token_ids == first.token_ids
+    assert again.cached_tokens > 0  # pages of the prompt are shared
 
 
 def test_graphs_and_eager_steps_give_the_same_objects(
