@@ -67,7 +67,7 @@ PHOTON_HOST_DEVICE inline float spatial_feature(const SpatialFeaturesParams& p,
   const int64_t size_begin = 2 * p.coordinates, ones = size_begin + 2 * p.sizes;
   if (column >= ones)
     return (column == ones && value.is_coordinate) || (column == ones + 1 && value.is_size) ? 1.0f
-                                                                                          : 0.0f;
+                                                                                            : 0.0f;
   if (column < size_begin) {
     if (!value.is_coordinate) return 0.0f;
     return wave(value.a * p.coordinate[column % p.coordinates], column >= p.coordinates);

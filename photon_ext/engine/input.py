@@ -200,6 +200,10 @@ def _asked(params: SamplingParams | None, options: RequestOptions) -> SamplingPa
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+    if params.object_values:
+        raise ConfigError(
+            f"object_values is {params.object_values}; ask for objects by skill=, which sets it"
+        )
     if options.skill is not None:
         return options.skill.run_with(params)
     return params if options.tools is None else options.tools.constrain(params)

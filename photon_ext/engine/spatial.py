@@ -43,33 +43,51 @@ class SpatialSkills:
     def encode_image(self, image: Any) -> Any: ...
 
     def point(
-        self, image: Any, text: str | Sequence[int], **options: Unpack[RequestKeywords]
+        self,
+        image: Any,
+        text: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Output:
         """Where things are: `Output.objects` holds a Point of each.
 
         Args:
             image: as `encode_image` takes it, or embeddings, [n, hidden].
             text: what to look for; or token ids, of the whole text behind the image.
+            params: of the text head, which says where the answer ends; None: the defaults.
             options: max_objects, and those of `generate`.
 
         Raises: as `generate`, and RequestError: the model has no region heads.
         """
-        return self._locate("point", image, text, options)
+        return self._locate("point", image, text, params, options)
 
     def detect(
-        self, image: Any, text: str | Sequence[int], **options: Unpack[RequestKeywords]
+        self,
+        image: Any,
+        text: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Output:
         """The same with a Box of each."""
-        return self._locate("detect", image, text, options)
+        return self._locate("detect", image, text, params, options)
 
     def segment(
-        self, image: Any, text: str | Sequence[int], **options: Unpack[RequestKeywords]
+        self,
+        image: Any,
+        text: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Output:
         """The outline of a thing: its corners, in order, as Points."""
-        return self._locate("segment", image, text, options)
+        return self._locate("segment", image, text, params, options)
 
     def _locate(
-        self, skill: str, image: Any, text: str | Sequence[int], options: RequestKeywords
+        self,
+        skill: str,
+        image: Any,
+        text: str | Sequence[int],
+        params: SamplingParams | None,
+        options: RequestKeywords,
     ) -> Output:
         if self.region is None:
             raise RequestError(
@@ -80,6 +98,6 @@ class SpatialSkills:
         embeds = image if is_embeds else self.encode_image(image)
         parts: list[Any] = [embeds, text]
         if isinstance(text, str):
-            parts = ["", embeds, self.region.prompts[skill].format(text)]
+            parts = ["", embeds, self.region.prompts[skill].replace("{}", text)]
         asked: RequestKeywords = {**options, "skill": skill}
-        return self.generate([{"prompt_embeds": parts}], **asked)[0]
+        return self.generate([{"prompt_embeds": parts}], params, **asked)[0]

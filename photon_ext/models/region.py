@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from photon_ext import ops
 from photon_ext.errors import ConfigError
+from photon_ext.models.module_file import load_module
 from photon_ext.models.weights import Linear
 
 if TYPE_CHECKING:
@@ -53,6 +55,9 @@ class RegionConfig:
             if not isinstance(value, int) or value < 2 or (name.endswith("features") and value % 2):
                 even = "an even integer" if name.endswith("features") else "an integer"
                 raise ConfigError(f"RegionConfig: {name} is {value!r}, expected {even} from 2 on")
+        missing = [name for name in PROMPTS if not isinstance(self.prompts.get(name), str)]
+        if missing:
+            raise ConfigError(f"RegionConfig: prompts has none for {', '.join(missing)}")
         if self.bins > MOST_BINS:
             raise ConfigError(f"RegionConfig: bins is {self.bins}, expected {MOST_BINS} at most")
 
@@ -64,7 +69,7 @@ class RegionConfig:
 
 class RegionHeads(nn.Module):
     """The parameters, float32 for frequencies and `dtype` for the rest. `load_state_dict` fills
-    them by name.
+    them by name, `load_region` from a file.
     """
 
     coord_features: Tensor  # [1, coordinate_features / 2]: turns of each wave from 0 to 1
@@ -123,10 +128,9 @@ class RegionSteps:
             torch.cat([part.weight for part in decoders]).to(like),
             torch.cat([part.bias for part in decoders]).to(like),
         )
-        float32 = {"device": like.device, "dtype": torch.float32}
         self._frequencies = (
-            heads.coord_features[0].to(**float32).contiguous(),
-            heads.size_features.to(**float32).contiguous(),
+            heads.coord_features[0].to(like.device, torch.float32).contiguous(),
+            heads.size_features.to(like.device, torch.float32).contiguous(),
         )
         self._features = like.new_zeros(max_tokens, self._encoder.shape[1])
         self._logits = like.new_zeros(max_segments, 3 * config.bins)
@@ -145,3 +149,19 @@ class RegionSteps:
     def logits(self, segments: int) -> Tensor:
         """The buffer of a step's `value_logits`."""
         return self._logits[:segments]
+
+
+def load_region(
+    path: str | Path,
+    config: RegionConfig | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    prefix: str = "model.region.",
+) -> RegionHeads:
+    """Heads with the weights of a safetensors file: those whose names begin with `prefix`.
+
+    Raises ModelError: the file cannot be read, or its tensors are not those of the config.
+    """
+    heads = RegionHeads(config or RegionConfig(), dtype, device)
+    load_module(heads, path, prefix)
+    return heads

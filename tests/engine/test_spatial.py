@@ -13,11 +13,14 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from photon_ext.checks import Limits
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.loader import load_model
 from photon_ext.models.region import RegionConfig, RegionHeads
 from photon_ext.models.vision import VisionConfig, VisionEncoder
+from photon_ext.row_params import RowParams
+from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.constraints import from_callable
 from photon_ext.sampling.spatial import Box, ObjectReader, Point, Skill
@@ -244,9 +247,9 @@ def test_wrong_calls_say_what_is_wrong(
             plain.submit(prompt, skill="detect")
         with pytest.raises(RequestError, match="point needs region heads"):
             plain.point(image_of(64, 3), prompt)
-        with pytest.raises(RequestError, match="object_values is 2, and this forward gives no"):
-            plain.submit(prompt, SamplingParams(object_values=2))
+    with pytest.raises(ConfigError, match="object_values is 2; ask for objects by skill="):
+        engine.submit(prompt, SamplingParams(object_values=2))
+    with pytest.raises(RequestError, match="object_values is 2, and this forward gives no values"):
+        check_admission(Limits(VOCAB, 64, 5, 13, 2), prompt, RowParams(object_values=2))
     with pytest.raises(ConfigError, match="for a decoder of width 32, and this one is 64 wide"):
         tiny_engine(model[1], 2, region=random_heads(32))
-    with pytest.raises(ConfigError, match="bins is 1, expected an integer from 2 on"):
-        RegionConfig(bins=1)
