@@ -104,6 +104,30 @@ def test_a_stop_token_ends_the_answer_only_where_an_object_would_begin(
         assert len(output.objects) == said.index(stop)
 
 
+def test_temperature_says_how_many_objects_and_never_which(
+    model: tuple[PreTrainedModel, Path], heads: RegionHeads, engine: Engine
+) -> None:
+    parts = parts_of(model[0], 7)
+    every = expected(model[0], heads, parts, "detect", 12)
+    stops = tuple(range(0, VOCAB, 9))
+    counts = set()
+    prompt = {"prompt_embeds": parts}
+    asked = [
+        SamplingParams(temperature=2.0, seed=seed, ignore_eos=True, stop_token_ids=stops)
+        for seed in range(8)
+    ]
+    outputs = engine.generate([prompt] * 8, asked, skill="detect", max_objects=12)
+    for params, output in zip(asked, outputs, strict=True):
+        objects = 3 * len(output.objects)
+        assert output.token_ids[:objects] == every[:objects]
+        if output.finish_reason == "stop":
+            assert output.token_ids[objects:] == (output.stop_reason,)
+        counts.add(len(output.objects))
+        alone = engine.detect(*parts, params, max_objects=12)
+        assert alone.token_ids == output.token_ids
+    assert len(counts) > 2
+
+
 def test_steps_run_ahead_and_none_splits(
     model: tuple[PreTrainedModel, Path], heads: RegionHeads
 ) -> None:
