@@ -71,8 +71,8 @@ class RequestOptions(NamedTuple):
                 JSON {"name": ..., "arguments": {...}} of one of them, or of this one, as
                 `json_schema` would make it.
             skill: "point", "detect" or "segment": the answer is `Output.objects`, of a model with
-                region heads: Points, Boxes, or the corners of an outline; max_new_tokens does not
-                count then, and neither does `stop` (sampling.spatial says more). None: it is text.
+                region heads: Points, Boxes, or the corners of an outline. max_new_tokens does not
+                count then; stop strings, constraints and logprobs are refused. None: it is text.
             max_objects: so many objects, or corners, at most; None: 150.
 
         Raises ConfigError: a value is not allowed.
