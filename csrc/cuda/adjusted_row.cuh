@@ -31,67 +31,25 @@ __device__ __noinline__ float adjusted_score(const Adjustment& adjustment, float
   return adjustment.adjusted(logit, id);
 }
 
+// A row that is asked for every id.
 template <typename T>
 struct AdjustedRow : Row<T> {
   static constexpr int kIds = Vector<T>::kIds;
 
   Adjustment adjustment;
-  const HiddenIds* hidden = nullptr;  // null: none are hidden
-  int step_bits = 0;                  // log2 of ThreadVectors::step, where some are
 
   __device__ float score(float logit, int32_t id) const {
     return adjusted_score(adjustment, logit, id);
   }
 
-  // Of an id that is not hidden.
-  __device__ float shown_score(float logit, int32_t id) const {
-    return hidden != nullptr ? logit : score(logit, id);
+  // Whether a vector's logits are not what is sampled.
+  __device__ __noinline__ bool adjusts(int vector) const {
+    const int32_t first = vector * kIds, place = adjustment.bias_place(first);
+    return penalized_ids(first) != 0 ||
+           (place < adjustment.num_biases && adjustment.biases[2 * place] - first < kIds);
   }
 
-  // Whether a vector's logits, but for those that are hidden, are not what is sampled.
-  __device__ bool adjusts(int vector) const {
-    return hidden == nullptr && adjusted_ids(vector * kIds) != 0;
-  }
-
-  // Makes the ids of a vector of this thread -inf that are hidden.
-  __device__ void hide(Vector<T>& v, int vector) const {
-    const uint32_t bits = hidden_of(vector);
-    if (bits == 0) return;
-#pragma unroll
-    for (int i = 0; i < kIds; ++i)
-      if ((bits >> i & 1u) != 0) v.of_id[i] = from_float<T>(-INFINITY);
-  }
-
-  // Calls body(id, score) for the thread's part of those that are hidden.
-  template <typename Body>
-  __device__ void for_hidden(const Body& body) const {
-    if (hidden == nullptr) return;
-    for (uint32_t i = threadIdx.x; i < hidden->count; i += kSampleThreads)
-      body(hidden->ids[i], hidden->scores[i]);
-  }
-
-  // The lowest id of a vector of this thread whose score is this one and that is not hidden.
-  __device__ int32_t shown_with(float wanted, int vector) const {
-    const uint32_t bits = hidden_of(vector);
-    const int32_t first = vector * kIds;
-    for (int i = 0; i < min(kIds, this->vocab - first); ++i) {
-      if ((bits >> i & 1u) == 0 &&
-          shown_score(to_float(this->logits[first + i]), first + i) == wanted)
-        return first + i;
-    }
-    return first;
-  }
-
-  // Which of the ids from `first` on, a vector's, have a count, are in the prompt or have a bias: a
-  // bit each.
-  __device__ __noinline__ uint32_t adjusted_ids(int32_t first) const {
-    uint32_t bits = penalized_ids(first);
-    for (int32_t place = adjustment.bias_place(first);
-         place < adjustment.num_biases && adjustment.biases[2 * place] - first < kIds; ++place)
-      bits |= 1u << (adjustment.biases[2 * place] - first);
-    return bits;
-  }
-
+  // Which of the ids from `first` on, a vector's, have a count or are in the prompt: a bit each.
   __device__ uint32_t penalized_ids(int32_t first) const {
     static_assert(32 % kIds == 0, "a vector's bits are in one word");
     uint32_t bits = adjustment.counts != nullptr ? counted_ids(first) : 0;
@@ -102,10 +60,6 @@ struct AdjustedRow : Row<T> {
   }
 
  private:
-  __device__ uint32_t hidden_of(int vector) const {
-    return hidden == nullptr ? 0 : hidden->of_vector[vector >> step_bits][threadIdx.x];
-  }
-
   __device__ uint32_t counted_ids(int32_t first) const {
     const int32_t* counts = adjustment.counts + first;
     uint32_t bits = 0;
@@ -125,7 +79,30 @@ struct AdjustedRow : Row<T> {
   }
 };
 
-// Finds the adjusted ids of the CTA's part of the row, of which `row` knows none yet.
+// A row whose adjusted ids are hidden.
+template <typename T, int kBlocks>
+struct HidingRow : Row<T> {
+  static constexpr int kIds = Vector<T>::kIds, kStep = kBlocks * kSampleThreads;
+
+  const HiddenIds& hidden;
+
+  // Makes the hidden ids of a vector of this thread -inf.
+  __device__ void hide(Vector<T>& v, int vector) const {
+    const uint32_t bits = hidden.of_vector[vector / kStep][threadIdx.x];
+#pragma unroll
+    for (int i = 0; i < kIds; ++i)
+      if ((bits >> i & 1u) != 0) v.of_id[i] = from_float<T>(-INFINITY);
+  }
+
+  // Calls body(id, score) for the thread's part of those that are hidden.
+  template <typename Body>
+  __device__ void for_hidden(const Body& body) const {
+    for (uint32_t i = threadIdx.x; i < hidden.count; i += kSampleThreads)
+      body(hidden.ids[i], hidden.scores[i]);
+  }
+};
+
+// Finds the adjusted ids of the CTA's part of the row.
 template <typename T, int kBlocks>
 struct Hiding {
   static constexpr int kIds = Vector<T>::kIds, kStep = kBlocks * kSampleThreads;
@@ -159,7 +136,7 @@ struct Hiding {
   __device__ void put_penalized() const {
     const int vectors = static_cast<int>(ceil_div(row.vocab, kIds));
 #pragma unroll 1
-    for (int from = 0; vector_of(from) < vectors; from += kAtOnce) {
+    for (int from = 0; from * kStep + part * kSampleThreads < vectors; from += kAtOnce) {
       uint32_t bits[kAtOnce];
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k)
@@ -167,12 +144,12 @@ struct Hiding {
 #pragma unroll
       for (int k = 0; k < kAtOnce; ++k) {
         const int32_t first = vector_of(from + k) * kIds, left = row.vocab - first;
-        if (left <= 0) break;
-        if (left < kIds) bits[k] &= (1u << left) - 1;
-        found.of_vector[from + k][threadIdx.x] = static_cast<uint8_t>(bits[k]);
+        if (left > 0 && left < kIds) bits[k] &= (1u << left) - 1;
+        if (left > 0) found.of_vector[from + k][threadIdx.x] = static_cast<uint8_t>(bits[k]);
         for (; bits[k] != 0; bits[k] &= bits[k] - 1)
           found.put(first + __ffs(static_cast<int>(bits[k])) - 1);
       }
+      __syncwarp();  // who had nothing to put has waited for the others
     }
   }
 
@@ -190,18 +167,29 @@ struct Hiding {
   }
 };
 
-// Hides the adjusted ids, unless they are too many. Not inlined, so that it has all registers.
+// Not inlined, so that it has all registers.
 template <typename T, int kBlocks>
-__device__ __noinline__ void hide_adjusted(AdjustedRow<T>& row, int part, HiddenIds& found) {
-  if (!Hiding<T, kBlocks>{row, part, found}.all()) return;
-  row.hidden = &found;
-  row.step_bits = __ffs(Hiding<T, kBlocks>::kStep) - 1;
+__device__ __noinline__ bool hide_adjusted(const AdjustedRow<T>& row, int part, HiddenIds& found) {
+  return Hiding<T, kBlocks>{row, part, found}.all();
+}
+
+// The lowest id of a vector whose logit is this one and that is not hidden.
+template <typename AnyRow>
+__device__ int32_t shown_with(const AnyRow& row, float logit, int vector) {
+  using V = Vector<typename AnyRow::Element>;
+  V v = load_vector<false>(row, vector);
+  row.hide(v, vector);
+  int32_t id = vector * V::kIds;
+#pragma unroll
+  for (int i = V::kIds - 1; i >= 0; --i)
+    if (to_float(v.of_id[i]) == logit) id = vector * V::kIds + i;
+  return id;
 }
 
 // The thread's largest score and its id.
-template <typename T>
-__device__ Candidate greedy_best(const AdjustedRow<T>& row, ThreadVectors share) {
-  constexpr int kIds = Vector<T>::kIds;
+template <typename AnyRow>
+__device__ Candidate greedy_best(const AnyRow& row, ThreadVectors share) {
+  using V = Vector<typename AnyRow::Element>;
   Candidate best;
   int vector_of_best = -1;  // the best is one of its ids
   const auto take = [&](int32_t id, float score) {
@@ -211,15 +199,15 @@ __device__ Candidate greedy_best(const AdjustedRow<T>& row, ThreadVectors share)
   };
   for_shown(
       row, share,
-      [&](const Vector<T>& v, int vector) {  // for now by the vector's first id
+      [&](const V& v, int vector) {  // for now by the vector's first id
         if (const float score = largest(v); score > best.score) {
-          best = {score, vector * kIds};
+          best = {score, vector * V::kIds};
           vector_of_best = vector;
         }
         return true;
       },
       take);
-  if (vector_of_best >= 0) best.id = row.shown_with(best.score, vector_of_best);
+  if (vector_of_best >= 0) best.id = shown_with(row, best.score, vector_of_best);
   row.for_hidden(take);
   return best;
 }

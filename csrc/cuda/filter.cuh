@@ -116,18 +116,21 @@ __device__ __noinline__ Candidate searched_best(const ScaledRow<AnyRow>& row, co
 }
 
 // The thread's best of the ids that the filter keeps. The threads of all CTAs of the row call it.
-// Not inlined, so that rows without a filter have all registers.
-template <int kBlocks, typename T, template <typename> typename AnyRow>
-__device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVectors share,
-                                                const Noise& noise, const Filter& filter,
-                                                ShortList& list_shared, FilterSearch& shared) {
-  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, list_shared);
-  const ScaledRow<AnyRow<T>> scaled{row, share, noise, noise.scaled(top)};
+// `whole` is the same row where nothing is hidden, for the search. Not inlined, so that rows
+// without a filter have all registers.
+template <int kBlocks, typename AnyRow, typename WholeRow>
+__device__ __noinline__ Candidate filtered_best(const AnyRow& row, const WholeRow& whole,
+                                                ThreadVectors share, const Noise& noise,
+                                                const Filter& filter, ShortList& list_shared,
+                                                FilterSearch& shared) {
+  const float top =
+      noise.scaled(gather_groups<kBlocks>(greedy_best(row, share).score, list_shared));
   const int part = kBlocks > 1 ? cluster_rank() : 0;
-  const FilterList<AnyRow<T>, kBlocks> list{scaled, filter, {part, list_shared}};
+  const ScaledRow<AnyRow> scaled{row, share, noise, top};
+  const FilterList<AnyRow, kBlocks> list{scaled, filter, {part, list_shared}};
   const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShort : filter.top_p != 0;
   if (may_be_few && list.fill()) return list.draw();
-  return searched_best<kBlocks>(scaled, filter, shared);
+  return searched_best<kBlocks>(ScaledRow<WholeRow>{whole, share, noise, top}, filter, shared);
 }
 
 }  // namespace photon::cuda

@@ -23,16 +23,17 @@ struct alignas(kVectorBytes) Vector {
 
 template <typename T>
 struct Row {
+  using Element = T;
+
   const T* logits;
   int32_t vocab;
 
-  // What is sampled of a logit.
+  // What is sampled of a logit of an id that is not hidden.
   __device__ float score(float logit, int32_t) const { return logit; }
 
-  // As AdjustedRow's.
+  // As those of AdjustedRow and HidingRow.
   __device__ bool adjusts(int) const { return false; }
   __device__ void hide(Vector<T>&, int) const {}
-  __device__ float shown_score(float logit, int32_t) const { return logit; }
   template <typename Body>
   __device__ void for_hidden(const Body&) const {}
 };
@@ -115,9 +116,10 @@ __device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
 // Looks at the thread's vectors. Where the logits of one are what is sampled, settle(v, vector)
 // says whether it is done with as a whole; for each id of the others body(id, score) is called; ids
 // past the end of the row, and those that a row hides, score -inf.
-template <typename T, template <typename> typename AnyRow, typename Settle, typename Body>
-__device__ void for_shown(const AnyRow<T>& row, ThreadVectors share, const Settle& settle,
+template <typename AnyRow, typename Settle, typename Body>
+__device__ void for_shown(const AnyRow& row, ThreadVectors share, const Settle& settle,
                           const Body& body) {
+  using T = typename AnyRow::Element;
   constexpr int kIds = Vector<T>::kIds;
   const Row<T>& plain = row;
   const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
@@ -141,8 +143,7 @@ __device__ void for_shown(const AnyRow<T>& row, ThreadVectors share, const Settl
       Vector<T> own = at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
       row.hide(own, at);
 #pragma unroll
-      for (int i = 0; i < kIds; ++i)
-        body(first + i, row.shown_score(to_float(own.of_id[i]), first + i));
+      for (int i = 0; i < kIds; ++i) body(first + i, row.score(to_float(own.of_id[i]), first + i));
     }
   }
 }

@@ -26,8 +26,8 @@ struct LogprobShared {
 };
 
 // The thread's best score of those that come after `last` in order; none comes before all.
-template <typename T, template <typename> typename AnyRow>
-__device__ Candidate best_after(const AnyRow<T>& row, ThreadVectors share, const Candidate& last) {
+template <typename AnyRow>
+__device__ Candidate best_after(const AnyRow& row, ThreadVectors share, const Candidate& last) {
   Candidate best;
   for (int32_t id = share.first; id < row.vocab; id += share.step) {
     const Candidate own = {row.score(to_float(row.logits[id]), id), id};
@@ -38,12 +38,12 @@ __device__ Candidate best_after(const AnyRow<T>& row, ThreadVectors share, const
 }
 
 // Lists the ids whose score reaches the bound; returns the sum of the thread's exponentials.
-template <int kBlocks, typename T, template <typename> typename AnyRow>
-__device__ float list_and_sum(const AnyRow<T>& row, ThreadVectors share, const LogSoftmax& softmax,
+template <int kBlocks, typename AnyRow>
+__device__ float list_and_sum(const AnyRow& row, ThreadVectors share, const LogSoftmax& softmax,
                               float bound, const Listing<kBlocks>& listing) {
   float sum = 0.0f;
   for_scores(
-      row, share, [](const Vector<T>&, int) { return false; },
+      row, share, [](const auto&, int) { return false; },
       [&](int32_t id, float score) {
         if (!(score > -INFINITY)) return;
         sum += expf(softmax.of(score));
@@ -67,9 +67,9 @@ __device__ void put_listed(const Logprobs& logprobs, const Listing<kBlocks>& lis
 }
 
 // The likeliest ids of the CTA into its list in the first CTA.
-template <int kBlocks, typename T, template <typename> typename AnyRow>
-__device__ void list_likeliest(const AnyRow<T>& row, ThreadVectors share, Candidate own,
-                               int32_t count, int part, RowShared& reduce, LogprobShared& shared) {
+template <int kBlocks, typename AnyRow>
+__device__ void list_likeliest(const AnyRow& row, ThreadVectors share, Candidate own, int32_t count,
+                               int part, RowShared& reduce, LogprobShared& shared) {
   for (int32_t i = 0; i < count; ++i) {
     const Candidate best = block_best(own, reduce);
     if (threadIdx.x == 0) {
@@ -101,8 +101,8 @@ __device__ void merge_likeliest(const Logprobs& logprobs, const LogprobShared& s
 
 // The log-probabilities of the likeliest ids into `logprobs`, and into the first CTA's shared
 // memory what the sampled id's needs. The threads of all CTAs of the row call it.
-template <int kBlocks, typename T, template <typename> typename AnyRow>
-__device__ void put_row_logprobs(const AnyRow<T>& row, const Logprobs& logprobs, float inverse,
+template <int kBlocks, typename AnyRow>
+__device__ void put_row_logprobs(const AnyRow& row, const Logprobs& logprobs, float inverse,
                                  int part, RowShared& reduce, ShortList& list,
                                  LogprobShared& shared) {
   const ThreadVectors share = own_vectors<kBlocks>(part);

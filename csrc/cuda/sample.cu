@@ -126,14 +126,14 @@ __device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const No
   return best;
 }
 
-template <typename T>
-__device__ Candidate noisy_best(const AdjustedRow<T>& row, ThreadVectors share,
-                                const Noise& noise) {
-  constexpr int kIds = Vector<T>::kIds;
+template <typename AnyRow>
+__device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const Noise& noise) {
+  using V = Vector<typename AnyRow::Element>;
+  constexpr int kIds = V::kIds;
   Candidate best;
   for_scores(
       row, share,
-      [&](const Vector<T>& v, int vector) {
+      [&](const V& v, int vector) {
 #pragma unroll
         for (int from = 0; from < kIds; from += kPhiloxIds) {
           float scores[kPhiloxIds];
@@ -162,12 +162,13 @@ __device__ void mute_stops(const SampleParams& p, int64_t r, int32_t row, int64_
 }
 
 // The thread's best of a row; where no noise and no adjustment is, the first id of its vector.
-template <int kBlocks, typename AnyRow>
-__device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise& noise,
-                             const Filter& filter, SampleShared& shared) {
+// `whole`: as in filtered_best().
+template <int kBlocks, typename AnyRow, typename WholeRow>
+__device__ Candidate best_of(const AnyRow& row, const WholeRow& whole, ThreadVectors share,
+                             const Noise& noise, const Filter& filter, SampleShared& shared) {
   if (noise.greedy()) return greedy_best(row, share);
   if (filter.on())
-    return filtered_best<kBlocks>(row, share, noise, filter, shared.list, shared.search);
+    return filtered_best<kBlocks>(row, whole, share, noise, filter, shared.list, shared.search);
   return noisy_best(row, share, noise);
 }
 
@@ -180,9 +181,11 @@ __device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r
   const Noise noise = load_noise(s, p.row_state);
   const Filter filter = load_filter(s, p.row_state);
   const ThreadVectors share = own_vectors<kBlocks>(part);
-  AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
-  hide_adjusted<T, kBlocks>(row, part, shared.hidden);
-  return best_of<kBlocks>(row, share, noise, filter, shared);
+  const AdjustedRow<T> whole = {row_of<T>(p, r), load_adjustment(p, s.row)};
+  if (!hide_adjusted<T, kBlocks>(whole, part, shared.hidden))
+    return best_of<kBlocks>(whole, whole, share, noise, filter, shared);
+  const HidingRow<T, kBlocks> row = {row_of<T>(p, r), shared.hidden};
+  return best_of<kBlocks>(row, whole, share, noise, filter, shared);
 }
 
 // kBlocks CTAs per segment; more than one are a cluster.
@@ -215,7 +218,7 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   const Noise noise = load_noise(s, p.row_state);
   const bool adjusted = load_adjustment(p, s.row).on();
   Candidate best = adjusted ? adjusted_best<T, kBlocks>(p, r, part, shared)
-                            : best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise,
+                            : best_of<kBlocks>(row, row, own_vectors<kBlocks>(part), noise,
                                                load_filter(s, p.row_state), shared);
   best = block_best(best, shared.reduce);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);
