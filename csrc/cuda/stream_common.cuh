@@ -209,8 +209,28 @@ struct Stage {
 
 // --- outputs -------------------------------------------------------------------------------------
 
+// What adapters add to a pass's outputs: for most kernels nothing.
+template <bool kAdapted>
+struct Added {
+  __device__ float to(float v, int, int) const { return v; }
+};
+
+template <>
+struct Added<true> {
+  const Bf16* values;    // [tile][tokens][16 rows], of tokens that have an adapter
+  const int32_t* slots;  // [tokens]; 0: none
+  int tokens;
+
+  // `v` as it is rounded, of a row of a tile and a token: `place` is tile * tokens + token.
+  __device__ float to(float v, int place, int row) const {
+    return slots[place % tokens] > 0
+               ? rounded<Bf16>(rounded<Bf16>(v) + to_float(values[place * kTileRows + row]))
+               : v;
+  }
+};
+
 // From sums to outputs.
-template <Epilogue kEpilogue>
+template <Epilogue kEpilogue, bool kAdapted = false>
 struct Output {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
 
@@ -222,6 +242,7 @@ struct Output {
   Barrier* arrived;      // that is there
   int tokens;            // of the arrays
   int first_tile;        // of the pass
+  Added<kAdapted> added = {};
 
   // One over the root mean square of a token, where it is normalized.
   __device__ float scale(int token) const {
@@ -281,22 +302,24 @@ struct Output {
 
   __device__ void emit(int tile, int g, int token, float low, float high) const {
     Bf16* out = p.out + static_cast<int64_t>(token) * p.out_stride;
+    const int place = tile * tokens + token;
     const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
     if (is_swiglu<kEpilogue>(p)) {
       if (first >= 0)
-        out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)),
-                                      rounded<Bf16>(high + bias(p.n + first)));
+        out[first] = silu_times<Bf16>(
+            added.to(rounded<Bf16>(low + bias(first)), place, g),
+            added.to(rounded<Bf16>(high + bias(p.n + first)), place, g + kHalfTileRows));
     } else {
       const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
-      const Bf16* before = old + (tile * tokens + token) * kTileRows + g;
-      if (first >= 0) out[first] = finished(low + bias(first), before);
-      if (second >= 0) out[second] = finished(high + bias(second), before + kHalfTileRows);
+      if (first >= 0) out[first] = finished(low + bias(first), place, g);
+      if (second >= 0) out[second] = finished(high + bias(second), place, g + kHalfTileRows);
     }
   }
 
-  __device__ static Bf16 finished(float v, const Bf16* before) {
-    if constexpr (kEpilogue == Epilogue::kResidual) v = to_float(*before) + rounded<Bf16>(v);
-    return from_float<Bf16>(v);
+  __device__ Bf16 finished(float v, int place, int row) const {
+    if constexpr (kEpilogue == Epilogue::kResidual)
+      v = to_float(old[place * kTileRows + row]) + rounded<Bf16>(v);
+    return from_float<Bf16>(added.to(v, place, row));
   }
 };
 
