@@ -212,7 +212,10 @@ struct Stage {
 // What adapters add to a pass's outputs: for most kernels nothing.
 template <bool kAdapted>
 struct Added {
-  __device__ float to(float v, int, int) const { return v; }
+  template <typename T>
+  __device__ static T plus(T v, int, int, int) {
+    return v;
+  }
 };
 
 template <>
@@ -221,17 +224,19 @@ struct Added<true> {
   const int32_t* slots;  // [tokens]; 0: none
   int tokens;
 
-  // `v` as it is rounded, of a row of a tile and a token: `place` is tile * tokens + token.
-  __device__ float to(float v, int place, int row) const {
-    return slots[place % tokens] > 0
-               ? rounded<Bf16>(rounded<Bf16>(v) + to_float(values[place * kTileRows + row]))
-               : v;
+  // The sum of a value and of what is added to this row of a tile for a token, rounded.
+  __device__ float plus(float v, int tile, int token, int row) const {
+    if (slots[token] == 0) return v;
+    return rounded<Bf16>(v + to_float(values[(tile * tokens + token) * kTileRows + row]));
+  }
+  __device__ Bf16 plus(Bf16 v, int tile, int token, int row) const {
+    return from_float<Bf16>(plus(to_float(v), tile, token, row));
   }
 };
 
 // From sums to outputs.
 template <Epilogue kEpilogue, bool kAdapted = false>
-struct Output {
+struct Output : Added<kAdapted> {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
 
   const Params& p;
@@ -242,7 +247,6 @@ struct Output {
   Barrier* arrived;      // that is there
   int tokens;            // of the arrays
   int first_tile;        // of the pass
-  Added<kAdapted> added = {};
 
   // One over the root mean square of a token, where it is normalized.
   __device__ float scale(int token) const {
@@ -302,24 +306,25 @@ struct Output {
 
   __device__ void emit(int tile, int g, int token, float low, float high) const {
     Bf16* out = p.out + static_cast<int64_t>(token) * p.out_stride;
-    const int place = tile * tokens + token;
     const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
     if (is_swiglu<kEpilogue>(p)) {
       if (first >= 0)
         out[first] = silu_times<Bf16>(
-            added.to(rounded<Bf16>(low + bias(first)), place, g),
-            added.to(rounded<Bf16>(high + bias(p.n + first)), place, g + kHalfTileRows));
+            this->plus(rounded<Bf16>(low + bias(first)), tile, token, g),
+            this->plus(rounded<Bf16>(high + bias(p.n + first)), tile, token, g + kHalfTileRows));
     } else {
       const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
-      if (first >= 0) out[first] = finished(low + bias(first), place, g);
-      if (second >= 0) out[second] = finished(high + bias(second), place, g + kHalfTileRows);
+      const Bf16* before = old + (tile * tokens + token) * kTileRows + g;
+      if (first >= 0) out[first] = this->plus(finished(low + bias(first), before), tile, token, g);
+      if (second >= 0)
+        out[second] = this->plus(finished(high + bias(second), before + kHalfTileRows), tile, token,
+                               g + kHalfTileRows);
     }
   }
 
-  __device__ Bf16 finished(float v, int place, int row) const {
-    if constexpr (kEpilogue == Epilogue::kResidual)
-      v = to_float(old[place * kTileRows + row]) + rounded<Bf16>(v);
-    return from_float<Bf16>(added.to(v, place, row));
+  __device__ static Bf16 finished(float v, const Bf16* before) {
+    if constexpr (kEpilogue == Epilogue::kResidual) v = to_float(*before) + rounded<Bf16>(v);
+    return from_float<Bf16>(v);
   }
 };
 

@@ -394,7 +394,8 @@ __device__ void run_block(const Params& p) {
   filler.fill();
   const Finish<Size, kEpilogue> finish{p, at, shared, share.tiles, active};
   Bf16* const old = finish.template place<Bf16>(at.old);
-  Output<kEpilogue> output{p,
+  Output<kEpilogue> output{{},
+                           p,
                            share,
                            finish.template place<const float>(at.squares),
                            old,

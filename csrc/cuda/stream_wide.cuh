@@ -448,10 +448,13 @@ struct Finish {
       for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) {
         *place = own.total(m, i, *place);
       });
-    const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
-    if constexpr (Adapters::kAny) adapters.expand(sums.group, tiles, output);
+    if constexpr (Adapters::kAny) {
+      adapters.expand(sums.group, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
+                      output);
+    }
     if constexpr (!kNormalizes) wait_copies<0>();
     __syncthreads();
+    const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
     const int g = threadIdx.x % kHalfTileRows, place = threadIdx.x / kHalfTileRows;
 #pragma unroll 1
     for (int token = place % kTokensAtOnce; token < active; token += kTokensAtOnce) {
@@ -568,9 +571,9 @@ __device__ void run_block(const Params& p, Adapters adapters = {}) {
   const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
   Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
   Output<kEpilogue, Adapters::kAny> output{
-      p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
+      {}, p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
   if constexpr (Adapters::kAny)
-    output.added = adapters.begin(at.adapters, active);
+    static_cast<Added<true>&>(output) = adapters.begin(at.adapters, active);
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring);
   const Finish<Size, kEpilogue, Adapters> finish{
