@@ -1,5 +1,5 @@
-"""The fused linears with adapters: near the float64 reference, the same bits in every batch, and for
-tokens without an adapter those of the plain linears.
+"""The fused linears with adapters: near the float64 reference, the same bits in every batch, and
+those of the plain linears for tokens without an adapter.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class Case:
         linear = (x, norm, EPS, weight, bias, counts)
         if self.kind == "swiglu":
             gate_up = poisoned(len(x), len(weight), dtype=x.dtype, device=device)
-            module.lora_norm_swiglu_into(
-                out, gate_up, *linear, *end, self.exchange, hopper=hopper
-            )
+            module.lora_norm_swiglu_into(out, gate_up, *linear, *end, self.exchange, hopper=hopper)
         else:
             module.lora_norm_linear_into(
                 out, *linear, *end, PARTS[self.kind][0], self.exchange, hopper=hopper
