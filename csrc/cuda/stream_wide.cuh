@@ -296,8 +296,9 @@ struct Multiplier {
   __device__ int own_tokens() const { return group.warp % kSliceWarps * kOwnTiles; }
 
   // The sums of one pass over x. `gains`: where they are in shared memory.
-  template <typename Filler, typename XFiller>
-  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains) {
+  template <typename Filler, typename XFiller, typename Adapters>
+  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains,
+                      Adapters& adapters) {
     clear();
     own_gain = computed_now(
         gains +
@@ -307,6 +308,9 @@ struct Multiplier {
         pass.count);  // or the compiler takes what follows for something that lanes may do apart
 #pragma unroll 1
     for (int step = 0; step < group.steps; step += kChunkSteps) {
+      if constexpr (Adapters::kAny) {
+        if (step + kChunkSteps == group.steps && pass.first == 0) adapters.look(group);
+      }
 #pragma unroll
       for (int i = 0; i < kChunkSteps; ++i) add_step(i, m_tiles, filler, x_filler);
     }
@@ -416,6 +420,7 @@ struct Multiplier {
 struct NoAdapters {
   static constexpr bool kAny = false;
   static constexpr int kBytes = 0;  // of shared memory
+  struct Rows {};
 };
 
 // The end of a pass: the second group adds the first group's sums, in shared memory, to its own,
@@ -443,18 +448,17 @@ struct Finish {
     if (sums.group.index == 0)
       for_sums(sums, pass,
                [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i); });
+    [[maybe_unused]] typename Adapters::Rows rows;
+    if constexpr (Adapters::kAny) adapters.ask(sums.group, row_tiles(pass, output), output, rows);
     __syncthreads();
     if (sums.group.index == 1)
       for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) {
         *place = own.total(m, i, *place);
       });
-    if constexpr (Adapters::kAny) {
-      adapters.expand(sums.group, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
-                      output);
-    }
+    if constexpr (Adapters::kAny) adapters.expand(sums.group, row_tiles(pass, output), output, rows);
     if constexpr (!kNormalizes) wait_copies<0>();
     __syncthreads();
-    const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
+    const int tiles = row_tiles(pass, output);
     const int g = threadIdx.x % kHalfTileRows, place = threadIdx.x / kHalfTileRows;
 #pragma unroll 1
     for (int token = place % kTokensAtOnce; token < active; token += kTokensAtOnce) {
@@ -468,6 +472,11 @@ struct Finish {
   }
 
  private:
+  __device__ int row_tiles(const Pass& pass,
+                           const Output<kEpilogue, Adapters::kAny>& output) const {
+    return min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
+  }
+
   __device__ void put_squares(const Sums& sums) const {
     const LaneVectors at;
     if (at.group / 2 != at.thread) return;
@@ -545,6 +554,7 @@ template <typename Size, Epilogue kEpilogue, typename Adapters = NoAdapters>
 __device__ void run_block(const Params& p, Adapters adapters = {}) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
+  if constexpr (Adapters::kAny) adapters.load();
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
   const CtaTiles share = cta_tiles<kEpilogue>(p);
@@ -580,6 +590,7 @@ __device__ void run_block(const Params& p, Adapters adapters = {}) {
       p, share, floats(at.partial), floats(at.squares), active, adapters};
   wait_copies<0>();
   __syncthreads();  // all gains are there
+  if constexpr (Adapters::kAny) adapters.prefetch();
   wait_for_earlier();
   fence_async_global();  // x is read by copies
   x_filler.fill();
@@ -594,7 +605,7 @@ __device__ void run_block(const Params& p, Adapters adapters = {}) {
       output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
                        active, kThreads);
     }
-    multiplier.run(pass, filler, x_filler, at.gain);
+    multiplier.run(pass, filler, x_filler, at.gain, adapters);
     finish.run(multiplier, pass, output);
   }
   if constexpr (Adapters::kAny) adapters.end();
