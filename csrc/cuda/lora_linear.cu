@@ -1,6 +1,6 @@
-// Linears with adapters: one Hopper kernel for up to 64 tokens (lora_wide.cuh); for more, the linear
-// between two kernels that sum in the same order; where these do not fit, between lora_shrink and
-// lora_expand.
+// Linears with adapters: one Hopper kernel for up to 64 tokens (lora_wide.cuh); for more, the
+// linear between two kernels that sum in the same order; where these do not fit, between
+// lora_shrink and lora_expand.
 #include "common/fallbacks.h"
 #include "cuda/kernels.h"
 #include "cuda/lora.h"
@@ -48,8 +48,8 @@ int launch_fused(stream_linear::Params p, Params own, const void* weight_, int64
   stream_linear::split_columns<kEpilogue>(p, count);
   const int blocks = stream_linear::deal_rows<kEpilogue>(p, count);
   own.ctas = p.half_tiles_each > 0 ? blocks : p.half_tiles_extra * p.split;
-  if (const int error = stream_linear::make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight,
-                                                                   weight_stride))
+  if (const int error =
+          stream_linear::make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
     return error;
   return stream_linear::with_wide_size<kEpilogue>(
       p, [](auto size) { return Adapters<decltype(size), kEpilogue>::kBytes; },
@@ -104,8 +104,8 @@ __device__ void shrink_tile(const LoraShrinkParams& p, int rank, int parts) {
 
 #pragma unroll 1
   for (int32_t slot = slots.after(0); slot > 0; slot = slots.after(slot)) {
-    const Bf16* const a = static_cast<const Bf16*>(p.a) + (slot - 1) * p.a_slot_stride +
-                          part * rank * p.a_stride;
+    const Bf16* const a =
+        static_cast<const Bf16*>(p.a) + (slot - 1) * p.a_slot_stride + part * rank * p.a_stride;
     const Bf16* const x = static_cast<const Bf16*>(p.x) + (first + lane.g) * p.x_stride;
     const Sources from{lane.g < rank ? a + lane.g * p.a_stride : nullptr,
                        lane.g + 8 < rank ? a + (lane.g + 8) * p.a_stride : nullptr,
@@ -168,8 +168,8 @@ __global__ void __launch_bounds__(kExpandThreads)
   const Bf16* const h = static_cast<const Bf16*>(p.h) + (first + lane.g) * p.h_stride;
   const bool has_token = first + lane.g < p.tokens;
   const uint2 low_h = load_ranks(has_token && row < p.n ? h + parts.of(row) * rank : nullptr, rank),
-              high_h = load_ranks(has_token && row + 8 < p.n ? h + parts.of(row + 8) * rank : nullptr,
-                                  rank);
+              high_h = load_ranks(
+                  has_token && row + 8 < p.n ? h + parts.of(row + 8) * rank : nullptr, rank);
 #pragma unroll 1
   for (int32_t slot = slots.after(0); slot > 0; slot = slots.after(slot)) {
     const Bf16* const b = static_cast<const Bf16*>(p.b) + (slot - 1) * p.b_slot_stride;
@@ -231,8 +231,8 @@ bool streams(const char* op, const P& p) {
 // One after the other; `linear()` is the linear.
 template <typename P, typename Linear>
 int in_turn(const P& p, bool hopper, void* stream, const Linear& linear) {
-  const int shrunk = hopper ? launch_shrink(p.shrink, p.expand.parts, stream)
-                            : lora_shrink(p.shrink, stream);
+  const int shrunk =
+      hopper ? launch_shrink(p.shrink, p.expand.parts, stream) : lora_shrink(p.shrink, stream);
   if (shrunk != 0) return shrunk;
   if (const int error = linear(p.linear, stream)) return error;
   return hopper ? launch_expand(p.expand, stream) : lora_expand(p.expand, stream);

@@ -2,8 +2,8 @@
 // columns, and 16 rows of B with what A has made of 8 tokens. Every kernel that does so uses these,
 // so that a token has the same bits in all of them.
 //
-// Order of summation of A x: slice j (of 8) of consecutive chunks of 512 columns in one running sum;
-// slices 0 to 7 are added in order, then groups of chunks in order. Groups depend on k alone.
+// Order of summation of A x: slice j (of 8) of consecutive chunks of 512 columns in one running
+// sum; slices 0 to 7 are added in order, then groups of chunks in order. Groups depend on k alone.
 #pragma once
 #include "common/lora.h"
 #include "cuda/stream_common.cuh"
@@ -13,9 +13,9 @@ namespace photon::cuda::adapters {
 using stream_linear::kChunk, stream_linear::kHalves, stream_linear::kSlices;
 
 constexpr int kTileTokens = 8;
-constexpr int kSums = 4;                    // of a lane, of 16 rows by 8 tokens
+constexpr int kSums = 4;  // of a lane, of 16 rows by 8 tokens
 constexpr int kTileSums = kSums * kWarpSize;
-constexpr int kLeastChunks = 3;             // of a group
+constexpr int kLeastChunks = 3;  // of a group
 
 // Chunks of columns, and how they are added up in groups.
 struct Chunks {

@@ -1,5 +1,5 @@
-// Adapters inside the wide linears (stream_wide.cuh): no launch of their own. Tokens of one slot are
-// dealt into tiles of 8. When x is there, some CTAs multiply 16 rows of A with a tile over some
+// Adapters inside the wide linears (stream_wide.cuh): no launch of their own. Tokens of one slot
+// are dealt into tiles of 8. When x is there, some CTAs multiply 16 rows of A with a tile over some
 // chunks of columns: a task. They leave the sums in global memory, and count. Behind the main loop,
 // while the second group adds up the linear's sums, the first one waits for that count, which has
 // long been complete, makes h of the sums, and multiplies it by its rows of B.
@@ -126,8 +126,7 @@ class Adapters {
     if (rows.part > 0) return;
     const int count = tiles().count(), first = rows.first_half_tile * kHalfTileRows,
               end = min(rows.end_half_tile * kHalfTileRows, p_.n),
-              step = max(kElements / own_.b_stride, 1),
-              lines = (end - first + step - 1) / step,
+              step = max(kElements / own_.b_stride, 1), lines = (end - first + step - 1) / step,
               kinds = stream_linear::is_swiglu<kEpilogue>(p_) ? 2 : 1;
 #pragma unroll 1
     for (int i = threadIdx.x; i < count * lines * kinds; i += wide::kThreads) {
@@ -169,8 +168,7 @@ class Adapters {
   template <typename Output>
   __device__ void ask(const wide::Group& group, int row_tiles, const Output& output,
                       Rows& rows) const {
-    if (group.index == 0 && adds())
-      load(rows, group.warp, row_tiles * tiles().count(), output);
+    if (group.index == 0 && adds()) load(rows, group.warp, row_tiles * tiles().count(), output);
   }
 
   // By both groups, when all have left the linear's sums: the first one computes what adapters add
@@ -188,8 +186,7 @@ class Adapters {
 
   // The last CTA that has seen the count makes it 0.
   __device__ void end() const {
-    if (threadIdx.x == 0 && adds() && tiles().before == waiting() - 1)
-      own_.counts[0] = 0;
+    if (threadIdx.x == 0 && adds() && tiles().before == waiting() - 1) own_.counts[0] = 0;
   }
 
  private:
@@ -224,7 +221,9 @@ class Adapters {
   // Computed anew where it is needed: registers are few.
   __device__ CtaTiles share() const { return stream_linear::cta_tiles<kEpilogue>(p_); }
   __device__ int columns() const { return own_.parts.count * kRank; }
-  __device__ int all_tasks() const { return tiles().count() * own_.parts.count * own_.chunks.groups; }
+  __device__ int all_tasks() const {
+    return tiles().count() * own_.parts.count * own_.chunks.groups;
+  }
   __device__ int first_task() const { return own_.ctas - 1 - static_cast<int>(blockIdx.x); }
   __device__ unsigned waiting() const { return static_cast<unsigned>(own_.ctas / p_.split); }
 
@@ -280,8 +279,8 @@ class Adapters {
         uint4 found[kSumsAtOnce];
 #pragma unroll
         for (int j = 0; j < kSumsAtOnce; ++j, from += kLoraTokens * columns())
-          found[j] = load_fresh_if(i + j < own_.chunks.groups,
-                                   reinterpret_cast<const uint4*>(from));
+          found[j] =
+              load_fresh_if(i + j < own_.chunks.groups, reinterpret_cast<const uint4*>(from));
 #pragma unroll
         for (int j = 0; j < kSumsAtOnce; ++j) {
           sums.x += __uint_as_float(found[j].x);

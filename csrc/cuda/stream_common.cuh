@@ -318,7 +318,7 @@ struct Output : Added<kAdapted> {
       if (first >= 0) out[first] = this->plus(finished(low + bias(first), before), tile, token, g);
       if (second >= 0)
         out[second] = this->plus(finished(high + bias(second), before + kHalfTileRows), tile, token,
-                               g + kHalfTileRows);
+                                 g + kHalfTileRows);
     }
   }
 

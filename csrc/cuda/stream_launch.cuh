@@ -1,5 +1,5 @@
-// From an op's params to those of a kernel for up to 64 tokens: who takes which rows, which size, how
-// shared memory is divided.
+// From an op's params to those of a kernel for up to 64 tokens: who takes which rows, which size,
+// how shared memory is divided.
 #pragma once
 #include <algorithm>
 
@@ -49,11 +49,15 @@ int deal_rows(Params& p, int sms) {
 }
 
 // `room`: bytes of shared memory that the rest of a layout leaves to the ring.
-inline int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
+inline int fit_stages(const Params& p, int room) {
+  return std::min(room / p.stage_bytes, kMaxStages);
+}
 
 // How many things a pass takes, if `all` are done in as few passes as possible of at most `most`
 // each, and evenly.
-inline int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
+inline int even_passes(int all, int most) {
+  return static_cast<int>(ceil_div(all, ceil_div(all, most)));
+}
 
 // Tiles of an M tile; the last M tile of a CTA may have fewer.
 inline int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }

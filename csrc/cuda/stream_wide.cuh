@@ -455,7 +455,8 @@ struct Finish {
       for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) {
         *place = own.total(m, i, *place);
       });
-    if constexpr (Adapters::kAny) adapters.expand(sums.group, row_tiles(pass, output), output, rows);
+    if constexpr (Adapters::kAny)
+      adapters.expand(sums.group, row_tiles(pass, output), output, rows);
     if constexpr (!kNormalizes) wait_copies<0>();
     __syncthreads();
     const int tiles = row_tiles(pass, output);

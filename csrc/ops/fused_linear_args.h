@@ -8,8 +8,8 @@
 namespace photon::ops {
 
 // A workspace for `x` [tokens, k], of which nothing else of the call may hold a part.
-inline OptionalArg workspace_argument(Args& arg, const std::optional<Tensor>& workspace_, const Arg& x,
-                               std::initializer_list<const Arg*> others) {
+inline OptionalArg workspace_argument(Args& arg, const std::optional<Tensor>& workspace_,
+                                      const Arg& x, std::initializer_list<const Arg*> others) {
   OptionalArg workspace = arg("workspace", workspace_);
   if (!workspace) return workspace;
   workspace->float32()

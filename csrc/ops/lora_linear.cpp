@@ -58,9 +58,8 @@ void lora_norm_swiglu(const Tensor& out_, const Tensor& gate_up_, const Tensor& 
                       const Tensor& norm_weight_, double eps, const Tensor& weight_,
                       const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
                       const Tensor& h_, const Tensor& a_, const Tensor& b_,
-                      const Tensor& decode_meta_, const Tensor& row_state_,
-                      const Tensor& exchange_, bool hopper, bool pdl,
-                      const std::optional<Tensor>& workspace_) {
+                      const Tensor& decode_meta_, const Tensor& row_state_, const Tensor& exchange_,
+                      bool hopper, bool pdl, const std::optional<Tensor>& workspace_) {
   Args arg("lora_norm_swiglu_into");
   const NormLinearArgs args(arg, "gate_up", gate_up_, x_, norm_weight_, weight_, bias_, counts_,
                             workspace_);
@@ -75,7 +74,7 @@ void lora_norm_swiglu(const Tensor& out_, const Tensor& gate_up_, const Tensor& 
   out.written({&gate_up, &args.linear.x, &args.linear.weight, &args.norm_weight, &shrink.out,
                &shrink.a, &expand.b, args.linear.bias.get(), args.linear.counts.get(),
                args.workspace.get()});
-  const SiluMulParams act{out.data<void>(), gate_up.data<void>(), out.size(0),        out.size(1),
+  const SiluMulParams act{out.data<void>(), gate_up.data<void>(), out.size(0),          out.size(1),
                           out.stride(0),    gate_up.stride(0),    args.linear.x.dtype()};
   const LoraNormSwigluParams p{shrink.params(eps, pdl), args.params(eps, hopper, pdl),
                                expand.params(pdl), act,

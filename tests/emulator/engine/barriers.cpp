@@ -53,8 +53,7 @@ void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site
 // The thread that is in this phase of its cluster's barrier, of those given; null: none is.
 const Thread* find_entered(const Thread* threads, size_t count) {
   const auto has_entered = [](const Thread& one) {
-    return one.entry.name != nullptr &&
-           one.entry.phase == cluster_barrier(*one.warp->block).phase;
+    return one.entry.name != nullptr && one.entry.phase == cluster_barrier(*one.warp->block).phase;
   };
   const Thread* found = std::find_if(threads, threads + count, has_entered);
   return found == threads + count ? nullptr : found;

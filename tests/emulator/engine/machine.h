@@ -1,6 +1,6 @@
-// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads; or of
-// all clusters, of a grid whose blocks wait for each other. One launch runs at a time, on the host
-// thread that made it; clusters run one after another otherwise.
+// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads; or
+// of all clusters, of a grid whose blocks wait for each other. One launch runs at a time, on the
+// host thread that made it; clusters run one after another otherwise.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -96,7 +96,7 @@ struct BlockBarrier {
 
 struct ClusterBarrier {
   int arrived, live;  // live: threads of the cluster that have not ended
-  uint32_t phase;  // how many are complete
+  uint32_t phase;     // how many are complete
   Waiters waiters;
 };
 
@@ -117,7 +117,7 @@ struct MemoryBarrier {
 
 struct Block {
   Extent index;
-  unsigned rank;  // in its cluster
+  unsigned rank;              // in its cluster
   unsigned first_of_cluster;  // among the machine's blocks
   unsigned char* shared;
   unsigned first_warp, warps;

@@ -68,8 +68,8 @@ void load_matrices(uint32_t* registers, const void* row, bool transposed, Site s
 void let_next_start();
 void wait_for_earlier();
 
-void arrive_in_grid();           // whoever waits in the grid looks again
-void wait_in_grid(Site site);    // until somebody has arrived
+void arrive_in_grid();         // whoever waits in the grid looks again
+void wait_in_grid(Site site);  // until somebody has arrived
 
 // --- what a launch needs -------------------------------------------------------------------------
 
