@@ -933,7 +933,7 @@ def lora_norm_swiglu_into(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    gate_up_weight: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
     counts: Tensor | None,
     h: Tensor,
@@ -948,7 +948,7 @@ def lora_norm_swiglu_into(
 ) -> None:
     """As :func:`photon_ext.ops.lora_norm_swiglu_into`."""
     lora_shrink_into(h, x, a, decode_meta, row_state, norm_weight, eps)
-    norm_linear_into(gate_up, x, norm_weight, eps, gate_up_weight, bias, counts)
+    norm_linear_into(gate_up, x, norm_weight, eps, weight, bias, counts)
     lora_expand_(gate_up, h, b, decode_meta, row_state, out.shape[1])
     silu_mul_into(out, gate_up)
 

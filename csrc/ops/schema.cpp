@@ -75,8 +75,8 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "exchange, bool hopper=False, bool pdl=False) -> ()");
   m.def(
       "lora_norm_swiglu_into(Tensor(a!) out, Tensor(b!) gate_up, Tensor x, Tensor norm_weight, "
-      "float eps, Tensor gate_up_weight, Tensor? bias, Tensor? counts, Tensor(c!) h, Tensor a, "
-      "Tensor b, Tensor decode_meta, Tensor row_state, Tensor(d!) exchange, bool hopper=False, "
+      "float eps, Tensor weight, Tensor? bias, Tensor? counts, Tensor(c!) h, Tensor a, Tensor b, "
+      " Tensor decode_meta, Tensor row_state, Tensor(d!) exchange, bool hopper=False, "
       "bool pdl=False, Tensor(e!)? workspace=None) -> ()");
   // attention
   m.def(
