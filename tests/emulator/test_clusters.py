@@ -291,7 +291,7 @@ def test_blocks_of_a_grid_wait_for_each_other(emulator: Emulator) -> None:
 def test_a_block_that_others_wait_for_in_vain(emulator: Emulator) -> None:
     for seed in SEEDS:
         out, brought, count = floats(4, THREADS), floats(4, THREADS), ints([0], "cpu")
-        with pytest.raises(EmulatorError, match="wait_in_grid .*others of the grid"):
+        with pytest.raises(EmulatorError, match=r"wait_in_grid .*others of the grid"):
             emulator.launch("grid", out, brought, count, 4, MISSING_ARRIVAL, seed=seed)
 
 
