@@ -14,6 +14,7 @@ int launch_together(void (*kernel)(Params...), const LaunchShape& shape, void* s
                     const Args&... args) {
   LaunchShape one = shape;
   one.blocks = shape.cluster;
+  one.pdl = false;
   const bool fits = shape.blocks <= sms() &&
                     (shape.cluster == 1 ||
                      shape.blocks <= int64_t{shape.cluster} * resident_clusters(kernel, one));

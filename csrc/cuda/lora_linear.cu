@@ -21,14 +21,16 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p, Adapters<Size, kEpilogue>(p, own));
 }
 
-Params kernel_params(const LoraShrinkParams& shrink, const LoraExpandParams& expand,
-                     float* exchange) {
+template <typename P>
+Params adapter_params(const P& p) {
+  const LoraShrinkParams& shrink = p.shrink;
+  const LoraExpandParams& expand = p.expand;
   Params own = {};
   own.a = static_cast<const Bf16*>(shrink.a);
   own.b = static_cast<const Bf16*>(expand.b);
   own.slots = shrink.slots;
-  own.counts = reinterpret_cast<unsigned*>(exchange);
-  own.sums = exchange + kLoraCounts;
+  own.counts = reinterpret_cast<unsigned*>(p.exchange);
+  own.sums = p.exchange + kLoraCounts;
   own.a_slot_stride = shrink.a_slot_stride;
   own.b_slot_stride = expand.b_slot_stride;
   own.a_stride = static_cast<int>(shrink.a_stride);
@@ -40,16 +42,20 @@ Params kernel_params(const LoraShrinkParams& shrink, const LoraExpandParams& exp
   return own;
 }
 
-template <Epilogue kEpilogue>
-int launch_fused(stream_linear::Params p, Params own, const void* weight_, int64_t weight_stride,
-                 bool pdl, void* stream) {
-  const auto* weight = static_cast<const Bf16*>(weight_);
+// The device does not hold all CTAs at once.
+constexpr int kNotTogether = cudaErrorInvalidConfiguration;
+
+// `p`: of the linear; `op`: all of the op.
+template <Epilogue kEpilogue, typename Op>
+int launch_fused(stream_linear::Params p, const Op& op, void* stream) {
+  const auto* weight = static_cast<const Bf16*>(op.linear.weight);
+  Params own = adapter_params(op);
   const int count = sms();
   stream_linear::split_columns<kEpilogue>(p, count);
   const int blocks = stream_linear::deal_rows<kEpilogue>(p, count);
   own.ctas = p.half_tiles_each > 0 ? blocks : p.half_tiles_extra * p.split;
-  if (const int error =
-          stream_linear::make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
+  if (const int error = stream_linear::make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight,
+                                                                   op.linear.weight_stride))
     return error;
   return stream_linear::with_wide_size<kEpilogue>(
       p, [](auto size) { return Adapters<decltype(size), kEpilogue>::kBytes; },
@@ -57,7 +63,7 @@ int launch_fused(stream_linear::Params p, Params own, const void* weight_, int64
         using Size = decltype(size);
         LaunchShape shape;
         if (const int error = stream_linear::prepare_wide<Size, kEpilogue>(
-                p, shape, blocks, pdl, Adapters<Size, kEpilogue>::kBytes))
+                p, shape, blocks, op.linear.pdl, Adapters<Size, kEpilogue>::kBytes))
           return error;
         return launch_together(lora_kernel<Size, kEpilogue>, shape, stream, p, own);
       });
@@ -244,40 +250,39 @@ int in_turn(const P& p, bool hopper, void* stream, const Linear& linear) {
 int lora_norm_linear(const LoraNormLinearParams& p, void* stream) {
   if (p.linear.tokens == 0 || p.linear.n == 0) return 0;
   const bool hopper = adapters::streams("lora_norm_linear_into", p);
-  if (!hopper || p.linear.tokens > kLoraTokens)
-    return adapters::in_turn(p, hopper, stream, norm_linear);
-  return adapters::launch_fused<adapters::Epilogue::kOutput>(
-      stream_linear::kernel_params(p.linear),
-      adapters::kernel_params(p.shrink, p.expand, p.exchange), p.linear.weight,
-      p.linear.weight_stride, p.linear.pdl, stream);
+  if (hopper && p.linear.tokens <= kLoraTokens) {
+    const int error = adapters::launch_fused<adapters::Epilogue::kOutput>(
+        stream_linear::kernel_params(p.linear), p, stream);
+    if (error != adapters::kNotTogether) return error;
+  }
+  return adapters::in_turn(p, hopper, stream, norm_linear);
 }
 
 int lora_linear_residual(const LoraResidualParams& p, void* stream) {
   if (p.linear.tokens == 0 || p.linear.n == 0) return 0;
   const bool hopper = adapters::streams("lora_linear_residual_", p);
-  if (!hopper || p.linear.tokens > kLoraTokens)
-    return adapters::in_turn(p, hopper, stream, linear_residual);
-  return adapters::launch_fused<adapters::Epilogue::kResidual>(
-      stream_linear::kernel_params(p.linear),
-      adapters::kernel_params(p.shrink, p.expand, p.exchange), p.linear.weight,
-      p.linear.weight_stride, p.linear.pdl, stream);
+  if (hopper && p.linear.tokens <= kLoraTokens) {
+    const int error = adapters::launch_fused<adapters::Epilogue::kResidual>(
+        stream_linear::kernel_params(p.linear), p, stream);
+    if (error != adapters::kNotTogether) return error;
+  }
+  return adapters::in_turn(p, hopper, stream, linear_residual);
 }
 
 int lora_norm_swiglu(const LoraNormSwigluParams& p, void* stream) {
   if (p.linear.tokens == 0 || p.linear.n == 0) return 0;
   const bool hopper = adapters::streams("lora_norm_swiglu_into", p);
-  if (!hopper || p.linear.tokens > kLoraTokens) {
-    const int error = adapters::in_turn(p, hopper, stream, norm_linear);
-    return error != 0 ? error : silu_mul(p.silu_mul, stream);
+  if (hopper && p.linear.tokens <= kLoraTokens) {
+    stream_linear::Params fused = stream_linear::kernel_params(p.linear);
+    fused.out = static_cast<Bf16*>(p.silu_mul.out);
+    fused.out_stride = static_cast<int>(p.silu_mul.out_stride);
+    fused.n = static_cast<int>(p.silu_mul.width);
+    fused.is_swiglu = true;
+    const int error = adapters::launch_fused<adapters::Epilogue::kOutput>(fused, p, stream);
+    if (error != adapters::kNotTogether) return error;
   }
-  stream_linear::Params fused = stream_linear::kernel_params(p.linear);
-  fused.out = static_cast<Bf16*>(p.silu_mul.out);
-  fused.out_stride = static_cast<int>(p.silu_mul.out_stride);
-  fused.n = static_cast<int>(p.silu_mul.width);
-  fused.is_swiglu = true;
-  return adapters::launch_fused<adapters::Epilogue::kOutput>(
-      fused, adapters::kernel_params(p.shrink, p.expand, p.exchange), p.linear.weight,
-      p.linear.weight_stride, p.linear.pdl, stream);
+  const int error = adapters::in_turn(p, hopper, stream, norm_linear);
+  return error != 0 ? error : silu_mul(p.silu_mul, stream);
 }
 
 }  // namespace photon::cuda
