@@ -42,6 +42,16 @@ class Pair(NamedTuple):
     b: torch.Tensor
 
 
+class OfTokens(NamedTuple):
+    """What a linear with adapters takes: h, A and B of all slots, and which slot each token has."""
+
+    h: torch.Tensor
+    a: torch.Tensor
+    b: torch.Tensor
+    decode_meta: torch.Tensor
+    row_state: torch.Tensor
+
+
 @dataclass(frozen=True)
 class LoraShape:
     """What a slot holds: for each layer and linear a `Pair`, of adapters up to `most_rank`."""
@@ -270,18 +280,9 @@ class LoraSlots:
             pdl=True,
         )
 
-    def _of_tokens(
-        self, tokens: int, layer: int, name: str, step: StepTensors
-    ) -> tuple[torch.Tensor, ...]:
-        """What the fused ops take: h, A, B, and whose they are."""
-        pair = self._layers[layer][name]
-        return (
-            self._shrunk_of(tokens, layer, name),
-            pair.a,
-            pair.b,
-            step.decode_meta,
-            step.row_state,
-        )
+    def _of_tokens(self, tokens: int, layer: int, name: str, step: StepTensors) -> OfTokens:
+        h = self._shrunk_of(tokens, layer, name)
+        return OfTokens(h, *self._layers[layer][name], step.decode_meta, step.row_state)
 
     def _shrunk_of(self, tokens: int, layer: int, name: str) -> torch.Tensor:
         columns = self._layers[layer][name].a.shape[1]

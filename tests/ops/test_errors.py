@@ -125,6 +125,14 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             "first_rows is 5, expected so many of the 10 rows of b that the rest is 2 equal parts",
         ),
         (
+            "lora_norm_linear_into",
+            {13: narrower},
+            "exchange has shape [12291], expected dimension 0 to be at least 12292 "
+            "(LORA_EXCHANGE_WORDS)",
+        ),
+        ("lora_linear_residual_", {5: longer}, "h has shape [4, 2], expected [3, 2]"),
+        ("lora_norm_swiglu_into", {0: narrower}, "out has shape [3, 3], expected [3, 4]"),
+        (
             "norm_linear_into",
             {1: torch.Tensor.flatten},
             "x has shape [18], expected 2 dimensions [tokens, k]",
