@@ -60,6 +60,7 @@ CHAINED = (
     "embedding",
     "kernels",
     "lora",
+    "lora_linear",
     "mlp",
     "norm",
     "rope_append",

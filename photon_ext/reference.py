@@ -943,6 +943,78 @@ def choose_value_(
         sampled[r] = -1 if min(found) < 0 else vocab + value
 
 
+def lora_norm_linear_into(
+    out: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    h: Tensor,
+    a: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+    exchange: Tensor,
+    hopper: bool = False,
+    pdl: bool = False,
+    workspace: Tensor | None = None,
+) -> None:
+    """As :func:`photon_ext.ops.lora_norm_linear_into`."""
+    lora_shrink_into(h, x, a, decode_meta, row_state, norm_weight, eps)
+    norm_linear_into(out, x, norm_weight, eps, weight, bias, counts)
+    lora_expand_(out, h, b, decode_meta, row_state, first_rows)
+
+
+def lora_linear_residual_(
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    h: Tensor,
+    a: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    exchange: Tensor,
+    hopper: bool = False,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.lora_linear_residual_`."""
+    lora_shrink_into(h, x, a, decode_meta, row_state)
+    linear_residual_(residual, x, weight, bias, counts)
+    lora_expand_(residual, h, b, decode_meta, row_state, residual.shape[1])
+
+
+def lora_norm_swiglu_into(
+    out: Tensor,
+    gate_up: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    counts: Tensor | None,
+    h: Tensor,
+    a: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    exchange: Tensor,
+    hopper: bool = False,
+    pdl: bool = False,
+    workspace: Tensor | None = None,
+) -> None:
+    """As :func:`photon_ext.ops.lora_norm_swiglu_into`."""
+    lora_shrink_into(h, x, a, decode_meta, row_state, norm_weight, eps)
+    norm_linear_into(gate_up, x, norm_weight, eps, weight, bias, counts)
+    lora_expand_(gate_up, h, b, decode_meta, row_state, out.shape[1])
+    silu_mul_into(out, gate_up)
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 

@@ -98,7 +98,8 @@ def test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cach
     )
     subprocess.run(command, cwd=CSRC.parent, check=True, timeout=120)
     text = ptx.read_text()
-    assert re.search(r"\bld\.global\b", text) or name in ("stream_linear", "stream_tall")
+    empty = ("lora_linear", "stream_linear", "stream_tall")  # below 9.0
+    assert re.search(r"\bld\.global\b", text) or name in empty
     assert re.findall(r"\bld\.global\S*\.nc\b.*", text) == []
     found = traps(text)
     # that fast kernels have them shows that they are seen

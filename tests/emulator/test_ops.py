@@ -27,6 +27,7 @@ FAMILIES = (
     "fused_linear",
     "linear",
     "lora",
+    "lora_linear",
     "mixed_attention",
     "mlp",
     "norm",
