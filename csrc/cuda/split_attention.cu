@@ -26,6 +26,7 @@
 #include "cuda/residency.cuh"
 #include "cuda/split_attention.h"
 #include "cuda/split_reduction.cuh"
+#include "cuda/split_warp.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -37,14 +38,7 @@ constexpr int kLoneTokens = 2;  // whose keys and values are requested in a mome
 constexpr int64_t kUnfilled =
     16;  // of so many SMs clusters of 4 and 8 leave one: of 4 CTAs 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;  // splits in flight
-
-// What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
-// their weight.
-struct Partials {
-  float* sums;        // [tokens * q_heads, splits, head_dim]
-  Weight* weights;    // [tokens * q_heads, splits]
-  unsigned* arrived;  // [split-KV groups]; zero between calls
-};
+constexpr unsigned kSlackTokens = 128;
 
 // The result of a tile range, as the CTA's threads hold it, and where it goes.
 template <int kHeadDim, int kHalves>
@@ -211,20 +205,6 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
   __syncwarp();
 }
 
-// Writes zeros for the tokens that attend to nothing, which have no tile range.
-template <int kHeadDim>
-__device__ void clear_dead_tokens(const SplitGrid& grid) {
-  constexpr int kVectors = kHeadDim / kPack;
-#pragma unroll 1
-  for (int token = blockIdx.x; token < grid.tokens; token += gridDim.x) {
-    if (grid.kv_len(token) > 0) continue;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < grid.q_heads * kVectors; i += blockDim.x) {
-      reinterpret_cast<uint4*>(grid.out.at(token, i / kVectors))[i % kVectors] = {0, 0, 0, 0};
-    }
-  }
-}
-
 // A CTA's tile ranges, in one loop over all of them, so that there is one copy of the code.
 template <int kHeadDim, int kHalves>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
@@ -350,11 +330,20 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
 }
 
 template <int kHeadDim, int kHalves>
-__global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, 2)
+__global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, SplitShape<kHeadDim>::kSmBlocks)
     split_attention_kernel(const __grid_constant__ RopeParams rope, const float scale,
                            const __grid_constant__ SplitGrid grid,
                            const __grid_constant__ Partials partials) {
   attend_ranges<kHeadDim, kHalves>(rope, scale, grid, partials);
+}
+
+template <int kHeadDim, int kPerSm>
+__global__ void __launch_bounds__(kWarpSize, kPerSm)
+    warp_attention_kernel(const __grid_constant__ RopeParams rope, const float scale,
+                          const __grid_constant__ SplitGrid grid,
+                          const __grid_constant__ Partials partials,
+                          const __grid_constant__ TileTensors tensors) {
+  attend_ranges_alone<kHeadDim>(rope, scale, grid, partials, tensors);
 }
 
 Partials partials_in(const FusedAttentionDecodeParams& p) {
@@ -387,8 +376,14 @@ template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSmallerBlock);
   const int64_t group = p.q_heads / p.kv_heads;
-  const int64_t blocks = sms() * (p.tokens > kFewTokens ? 2 : 1);
-  const int bits = rank_bits<kHeadDim, kHalves>(p, blocks);
+  int per_sm = p.tokens > kFewTokens ? 2 : 1;
+  if (const char* e = std::getenv("PHOTON_ATTN_CTAS")) {
+    if (p.tokens > (std::getenv("PHOTON_ATTN_FROM") ? std::atoi(std::getenv("PHOTON_ATTN_FROM")) : 32)) per_sm = std::min(std::atoi(e), SplitShape<kHeadDim>::kSmBlocks);
+  }
+  using Sh = SplitShared<kHeadDim, kHalves>;
+  constexpr int kCore = sizeof(Sh) - sizeof(Sh::reduction);
+  const int64_t blocks = sms() * per_sm;
+  const int bits = per_sm > 2 ? 0 : rank_bits<kHeadDim, kHalves>(p, blocks);
   const SplitGrid grid{p.decode_meta,
                        static_cast<int>(p.tokens),
                        static_cast<int>(p.q_heads),
@@ -400,6 +395,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        Divisor(ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits)),
                        bits,
                        SplitShape<kHeadDim>::kItemBits,
+                       kSlackTokens >> SplitShape<kHeadDim>::kItemBits,
                        SplitCache(p.cache),
                        {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
                        {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},
@@ -407,14 +403,81 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        {static_cast<Bf16*>(p.out), p.out_stride, p.out_head_stride}};
   LaunchShape shape{blocks >> bits << bits, SplitShape<kHeadDim>::kThreads};
   shape.cluster = 1u << bits;
-  shape.shared_bytes = kSmallerBlock;
+  shape.shared_bytes = per_sm > 2 ? (kSmBytes / per_sm - kReservedBytes) / 128 * 128 : kSmallerBlock;
+  static_assert(kCore <= (kSmBytes / SplitShape<kHeadDim>::kSmBlocks - kReservedBytes) / 128 * 128);
   shape.pdl = p.pdl;
   return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid,
                 partials_in(p));
 }
 
+bool fits_warps(const FusedAttentionDecodeParams& p) {
+  const KvCache& c = p.cache;
+  return p.q_heads <= WarpShared<128>::kQueries * p.kv_heads &&
+         (c.page_table == nullptr || c.page_size % kTileTokens == 0) &&
+         TileTensor::fits(c.k_page_stride, c.k_token_stride, c.k_head_stride, p.kv_heads,
+                          c.num_pages) &&
+         TileTensor::fits(c.v_page_stride, c.v_token_stride, c.v_head_stride, p.kv_heads,
+                          c.num_pages);
+}
+
+int make_tile_map(HalfTileMap& map, const void* cache, const TileTensor& tensor, int slices,
+                  int64_t token_stride, int64_t pages) {
+  return make_half_tile_map(map, slices, cache, tensor.page_rows * pages, token_stride,
+                            token_stride, kTileTokens);
+}
+
+template <int kHeadDim, int kPerSm>
+int launch_warps(const FusedAttentionDecodeParams& p, void* stream, int per_sm) {
+  const KvCache& c = p.cache;
+  const int64_t blocks = sms() * per_sm;
+  const SplitGrid grid{p.decode_meta,
+                       static_cast<int>(p.tokens),
+                       static_cast<int>(p.q_heads),
+                       static_cast<int>(p.q_heads / p.kv_heads),
+                       Divisor(token_split_groups(p)),
+                       Divisor(token_split_groups(p) / p.kv_heads),
+                       Divisor(most_splits(p.kv_heads)),
+                       Divisor(blocks),
+                       Divisor(1),
+                       0,
+                       WarpShape<kHeadDim>::kItemBits,
+                       static_cast<unsigned>(std::getenv("PHOTON_ATTN_SLACK") ? std::atoi(std::getenv("PHOTON_ATTN_SLACK")) : 1),
+                       SplitCache(p.cache),
+                       {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
+                       {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},
+                       {static_cast<const Bf16*>(p.v), p.v_stride, p.v_head_stride},
+                       {static_cast<Bf16*>(p.out), p.out_stride, p.out_head_stride}};
+  TileTensors tensors{{}, {}, {c.k_page_stride, c.k_token_stride, c.k_head_stride},
+                      {c.v_page_stride, c.v_token_stride, c.v_head_stride}};
+  constexpr int kSlices = WarpShape<kHeadDim>::kSlices;
+  if (const int error = make_tile_map(tensors.k_map, c.k, tensors.k, kSlices, c.k_token_stride,
+                                      c.num_pages))
+    return error;
+  if (const int error = make_tile_map(tensors.v_map, c.v, tensors.v, kSlices, c.v_token_stride,
+                                      c.num_pages))
+    return error;
+  LaunchShape shape{blocks, kWarpSize};
+  shape.shared_bytes = sizeof(WarpShared<kHeadDim>);
+  shape.pdl = p.pdl;
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(reinterpret_cast<const void*>(warp_attention_kernel<kHeadDim, kPerSm>),
+                               cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+      error != cudaSuccess) {
+    cudaGetLastError();
+    return error;
+  }
+  return launch(warp_attention_kernel<kHeadDim, kPerSm>, shape, stream, p.rope, p.scale, grid,
+                partials_in(p), tensors);
+}
+
 template <int kHeadDim>
 int launch_halves(const FusedAttentionDecodeParams& p, void* stream) {
+  if constexpr (kHeadDim == 128) {
+    const char* warps = std::getenv("PHOTON_ATTN_WARPS");
+    const char* from = std::getenv("PHOTON_ATTN_FROM");
+    if (warps != nullptr && p.tokens > (from != nullptr ? std::atoi(from) : 32) && fits_warps(p))
+      return std::atoi(warps) <= 8 ? launch_warps<kHeadDim, 8>(p, stream, std::atoi(warps)) : launch_warps<kHeadDim, 11>(p, stream, std::atoi(warps));
+  }
   return p.q_heads > kHalfQueries * p.kv_heads ? launch_split<kHeadDim, 2>(p, stream)
                                                : launch_split<kHeadDim, 1>(p, stream);
 }

@@ -44,6 +44,8 @@ struct SplitGrid {
   Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
   int rank_bits;        // log2 of a cluster's CTAs
   int item_bits;        // log2 of a work item's positions
+  unsigned slack;  // work items more than in an even division that a CTA may take with whole
+                   // split-KV groups, which saves a reduction
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;
@@ -113,12 +115,35 @@ struct TokenCut {
   }
 };
 
+// The lengths of many tokens, a lane's 32 tokens apart, all requested before one is looked at; 0
+// where there is no token.
+struct LaneLengths {
+  static constexpr int kOfLane = 4, kTokens = kOfLane * kWarpSize;
+
+  int32_t of[kOfLane];
+
+  __device__ LaneLengths(const SplitGrid& grid, int from) {
+    Token tokens[kOfLane];
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j)
+      tokens[j] = load_token(grid.decode_meta, min(index(from, j), grid.tokens - 1));
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j)
+      of[j] = index(from, j) < grid.tokens ? grid.cache.kv_len(tokens[j]) : 0;
+  }
+
+ private:
+  __device__ static int index(int from, int j) {
+    return from + j * kWarpSize + static_cast<int>(threadIdx.x % kWarpSize);
+  }
+};
+
 // A CTA's share of the work of all split-KV groups: some of their work items; or, where that is
 // about as even, whole split-KV groups, whose splits need no reduction across CTAs then.
 struct CtaSplits {
-  // How many more positions a CTA may take in a cluster, or with whole split-KV groups, than in an
-  // even division, because both save the reduction in global memory.
-  static constexpr unsigned kClusterTokens = 256, kSplitGroupTokens = 128;
+  // How many more positions a CTA may take in a cluster than in an even division, because that
+  // saves the reduction in global memory.
+  static constexpr unsigned kClusterTokens = 256;
 
   unsigned each, begin, end;  // in work items; or in split-KV groups
   bool in_clusters;           // a cluster has a split-KV group
@@ -129,9 +154,7 @@ struct CtaSplits {
   // each lane gets the cut of its token in it.
   __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
-      const int32_t length = grid.kv_len(i);
+    const auto add = [&](int32_t length) {
       own = TokenCut::of(grid, length);
       items += own.items;
       live += own.items > 0 ? 1 : 0;
@@ -139,6 +162,16 @@ struct CtaSplits {
       // A longer context may have more splits than a CTA of a cluster has room for
       // (ReductionMemory).
       rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
+    };
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane < grid.tokens) add(grid.kv_len(lane));
+#pragma unroll 1
+    for (int from = kWarpSize; from < grid.tokens; from += LaneLengths::kTokens) {
+      const LaneLengths lengths(grid, from);
+#pragma unroll
+      for (const int32_t length : lengths.of) {
+        if (length > 0) add(length);
+      }
     }
     live = __reduce_add_sync(kFullWarp, live);
     const unsigned each_items =
@@ -149,7 +182,7 @@ struct CtaSplits {
         __reduce_max_sync(kFullWarp, rank_items) <= each_items + (kClusterTokens >> grid.item_bits);
     const bool of_split_groups =
         uint64_t{__reduce_max_sync(kFullWarp, longest)} * each_split_groups <=
-        each_items + (kSplitGroupTokens >> grid.item_bits);
+        each_items + grid.slack;
     const unsigned each = of_split_groups ? each_split_groups : each_items;
     return {each,        blockIdx.x * each, blockIdx.x * each + each,
             in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
@@ -282,29 +315,43 @@ struct RangeCursor {
   // Finds the token in which the share begins, and where that token begins in the count of work
   // items or split-KV groups. The whole warp must call it.
   __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
-    const int lane = threadIdx.x % kWarpSize;
+    if (grid.tokens <= kWarpSize) {
+      if (!seek_lane(grid, share, own.items, 0)) index = grid.tokens;
+      return;
+    }
 #pragma unroll 1
-    for (int from = 0; from < grid.tokens; from += kWarpSize) {
-      unsigned items = own.items;
-      if (grid.tokens > kWarpSize)
-        items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
-      const unsigned size = share.size_of(items) * grid.token_split_groups.of;
-      unsigned end = size;
+    for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
+      const LaneLengths lengths(grid, from);
 #pragma unroll
-      for (int offset = 1; offset < kWarpSize; offset *= 2) {
-        const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
-        if (lane >= offset) end += before;
+      for (int j = 0; j < LaneLengths::kOfLane; ++j) {
+        if (seek_lane(grid, share, grid.items_of(lengths.of[j]), from + j * kWarpSize)) return;
       }
-      const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
-      if (beyond != 0) {
-        const int found = __ffs(static_cast<int>(beyond)) - 1;
-        index = from + found;
-        split_group_begin += __shfl_sync(kFullWarp, end - size, found);
-        return;
-      }
-      split_group_begin += __shfl_sync(kFullWarp, end, kWarpSize - 1);
     }
     index = grid.tokens;
+  }
+
+  // The same within the tokens from `from` on, one a lane, which have so many work items. Returns
+  // whether the share begins there.
+  __device__ bool seek_lane(const SplitGrid& grid, const CtaSplits& share, unsigned items,
+                            int from) {
+    const unsigned size = share.size_of(items) * grid.token_split_groups.of;
+    const unsigned all = __reduce_add_sync(kFullWarp, size);
+    if (split_group_begin + all <= share.begin) {
+      split_group_begin += all;
+      return false;
+    }
+    const int lane = threadIdx.x % kWarpSize;
+    unsigned end = size;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
+      if (lane >= offset) end += before;
+    }
+    const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
+    const int found = __ffs(static_cast<int>(beyond)) - 1;
+    index = from + found;
+    split_group_begin += __shfl_sync(kFullWarp, end - size, found);
+    return true;
   }
 
   __device__ void open_token(const SplitGrid& grid) {
