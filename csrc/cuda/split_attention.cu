@@ -21,12 +21,12 @@
 #include "cuda/split_attention.cuh"
 
 #include "cuda/attend.cuh"
-#include "cuda/launch.cuh"
 #include "cuda/new_vectors.cuh"
 #include "cuda/residency.cuh"
 #include "cuda/split_attention.h"
+#include "cuda/split_launch.cuh"
 #include "cuda/split_reduction.cuh"
-#include "cuda/split_warp.cuh"
+#include "cuda/warp_attention.h"
 
 namespace photon::cuda {
 namespace {
@@ -38,7 +38,7 @@ constexpr int kLoneTokens = 2;  // whose keys and values are requested in a mome
 constexpr int64_t kUnfilled =
     16;  // of so many SMs clusters of 4 and 8 leave one: of 4 CTAs 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;  // splits in flight
-constexpr unsigned kSlackTokens = 128;
+constexpr int kSlackTokens = 128;
 
 // The result of a tile range, as the CTA's threads hold it, and where it goes.
 template <int kHeadDim, int kHalves>
@@ -330,30 +330,11 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
 }
 
 template <int kHeadDim, int kHalves>
-__global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, SplitShape<kHeadDim>::kSmBlocks)
+__global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, 2)
     split_attention_kernel(const __grid_constant__ RopeParams rope, const float scale,
                            const __grid_constant__ SplitGrid grid,
                            const __grid_constant__ Partials partials) {
   attend_ranges<kHeadDim, kHalves>(rope, scale, grid, partials);
-}
-
-template <int kHeadDim, int kPerSm>
-__global__ void __launch_bounds__(kWarpSize, kPerSm)
-    warp_attention_kernel(const __grid_constant__ RopeParams rope, const float scale,
-                          const __grid_constant__ SplitGrid grid,
-                          const __grid_constant__ Partials partials,
-                          const __grid_constant__ TileTensors tensors) {
-  attend_ranges_alone<kHeadDim>(rope, scale, grid, partials, tensors);
-}
-
-Partials partials_in(const FusedAttentionDecodeParams& p) {
-  float* sums = p.workspace + workspace_counters(p.workspace_words);
-  float* weights = sums + p.tokens * p.q_heads * most_splits(p.kv_heads) * p.head_dim;
-  return {sums, reinterpret_cast<Weight*>(weights), reinterpret_cast<unsigned*>(p.workspace)};
-}
-
-int64_t token_split_groups(const FusedAttentionDecodeParams& p) {
-  return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxSplitGroupQueries);
 }
 
 // Log2 of the CTAs of a cluster: as many as the device has for each split-KV group, up to one for
@@ -375,109 +356,21 @@ int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
 template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSmallerBlock);
-  const int64_t group = p.q_heads / p.kv_heads;
-  int per_sm = p.tokens > kFewTokens ? 2 : 1;
-  if (const char* e = std::getenv("PHOTON_ATTN_CTAS")) {
-    if (p.tokens > (std::getenv("PHOTON_ATTN_FROM") ? std::atoi(std::getenv("PHOTON_ATTN_FROM")) : 32)) per_sm = std::min(std::atoi(e), SplitShape<kHeadDim>::kSmBlocks);
-  }
-  using Sh = SplitShared<kHeadDim, kHalves>;
-  constexpr int kCore = sizeof(Sh) - sizeof(Sh::reduction);
-  const int64_t blocks = sms() * per_sm;
-  const int bits = per_sm > 2 ? 0 : rank_bits<kHeadDim, kHalves>(p, blocks);
-  const SplitGrid grid{p.decode_meta,
-                       static_cast<int>(p.tokens),
-                       static_cast<int>(p.q_heads),
-                       static_cast<int>(group),
-                       Divisor(token_split_groups(p)),
-                       Divisor(token_split_groups(p) / p.kv_heads),
-                       Divisor(most_splits(p.kv_heads)),
-                       Divisor(blocks >> bits << bits),
-                       Divisor(ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits)),
-                       bits,
-                       SplitShape<kHeadDim>::kItemBits,
-                       kSlackTokens >> SplitShape<kHeadDim>::kItemBits,
-                       SplitCache(p.cache),
-                       {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
-                       {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},
-                       {static_cast<const Bf16*>(p.v), p.v_stride, p.v_head_stride},
-                       {static_cast<Bf16*>(p.out), p.out_stride, p.out_head_stride}};
+  const int64_t blocks = sms() * (p.tokens > kFewTokens ? 2 : 1);
+  const int bits = rank_bits<kHeadDim, kHalves>(p, blocks);
   LaunchShape shape{blocks >> bits << bits, SplitShape<kHeadDim>::kThreads};
   shape.cluster = 1u << bits;
-  shape.shared_bytes = per_sm > 2 ? (kSmBytes / per_sm - kReservedBytes) / 128 * 128 : kSmallerBlock;
-  static_assert(kCore <= (kSmBytes / SplitShape<kHeadDim>::kSmBlocks - kReservedBytes) / 128 * 128);
+  shape.shared_bytes = kSmallerBlock;
   shape.pdl = p.pdl;
-  return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid,
-                partials_in(p));
-}
-
-bool fits_warps(const FusedAttentionDecodeParams& p) {
-  const KvCache& c = p.cache;
-  return p.q_heads <= WarpShared<128>::kQueries * p.kv_heads &&
-         (c.page_table == nullptr || c.page_size % kTileTokens == 0) &&
-         TileTensor::fits(c.k_page_stride, c.k_token_stride, c.k_head_stride, p.kv_heads,
-                          c.num_pages) &&
-         TileTensor::fits(c.v_page_stride, c.v_token_stride, c.v_head_stride, p.kv_heads,
-                          c.num_pages);
-}
-
-int make_tile_map(HalfTileMap& map, const void* cache, const TileTensor& tensor, int slices,
-                  int64_t token_stride, int64_t pages) {
-  return make_half_tile_map(map, slices, cache, tensor.page_rows * pages, token_stride,
-                            token_stride, kTileTokens);
-}
-
-template <int kHeadDim, int kPerSm>
-int launch_warps(const FusedAttentionDecodeParams& p, void* stream, int per_sm) {
-  const KvCache& c = p.cache;
-  const int64_t blocks = sms() * per_sm;
-  const SplitGrid grid{p.decode_meta,
-                       static_cast<int>(p.tokens),
-                       static_cast<int>(p.q_heads),
-                       static_cast<int>(p.q_heads / p.kv_heads),
-                       Divisor(token_split_groups(p)),
-                       Divisor(token_split_groups(p) / p.kv_heads),
-                       Divisor(most_splits(p.kv_heads)),
-                       Divisor(blocks),
-                       Divisor(1),
-                       0,
-                       WarpShape<kHeadDim>::kItemBits,
-                       static_cast<unsigned>(std::getenv("PHOTON_ATTN_SLACK") ? std::atoi(std::getenv("PHOTON_ATTN_SLACK")) : 1),
-                       SplitCache(p.cache),
-                       {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
-                       {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},
-                       {static_cast<const Bf16*>(p.v), p.v_stride, p.v_head_stride},
-                       {static_cast<Bf16*>(p.out), p.out_stride, p.out_head_stride}};
-  TileTensors tensors{{}, {}, {c.k_page_stride, c.k_token_stride, c.k_head_stride},
-                      {c.v_page_stride, c.v_token_stride, c.v_head_stride}};
-  constexpr int kSlices = WarpShape<kHeadDim>::kSlices;
-  if (const int error = make_tile_map(tensors.k_map, c.k, tensors.k, kSlices, c.k_token_stride,
-                                      c.num_pages))
-    return error;
-  if (const int error = make_tile_map(tensors.v_map, c.v, tensors.v, kSlices, c.v_token_stride,
-                                      c.num_pages))
-    return error;
-  LaunchShape shape{blocks, kWarpSize};
-  shape.shared_bytes = sizeof(WarpShared<kHeadDim>);
-  shape.pdl = p.pdl;
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(reinterpret_cast<const void*>(warp_attention_kernel<kHeadDim, kPerSm>),
-                               cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-      error != cudaSuccess) {
-    cudaGetLastError();
-    return error;
-  }
-  return launch(warp_attention_kernel<kHeadDim, kPerSm>, shape, stream, p.rope, p.scale, grid,
-                partials_in(p), tensors);
+  const Division division = {shape.blocks, bits,
+                             ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
+                             SplitShape<kHeadDim>::kItemBits, kSlackTokens};
+  return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale,
+                make_split_grid(p, division), partials_in(p));
 }
 
 template <int kHeadDim>
 int launch_halves(const FusedAttentionDecodeParams& p, void* stream) {
-  if constexpr (kHeadDim == 128) {
-    const char* warps = std::getenv("PHOTON_ATTN_WARPS");
-    const char* from = std::getenv("PHOTON_ATTN_FROM");
-    if (warps != nullptr && p.tokens > (from != nullptr ? std::atoi(from) : 32) && fits_warps(p))
-      return std::atoi(warps) <= 8 ? launch_warps<kHeadDim, 8>(p, stream, std::atoi(warps)) : launch_warps<kHeadDim, 11>(p, stream, std::atoi(warps));
-  }
   return p.q_heads > kHalfQueries * p.kv_heads ? launch_split<kHeadDim, 2>(p, stream)
                                                : launch_split<kHeadDim, 1>(p, stream);
 }
@@ -517,6 +410,7 @@ const char* split_attention_misfit(const FusedAttentionDecodeParams& p) {
 
 int split_attention(const FusedAttentionDecodeParams& p, void* stream) {
   if (p.tokens == 0 || p.q_heads == 0) return 0;
+  if (warp_attention_fits(p)) return warp_attention(p, stream);
   switch (p.head_dim) {
     case 64:
       return launch_halves<64>(p, stream);

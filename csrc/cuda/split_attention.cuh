@@ -144,8 +144,8 @@ struct SplitShared {
   float high[Shape::kWarps][kQueries];  // the highest score of each tile, times log2(e)
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
-  bool is_last;
   alignas(16) ReductionMemory<kQueries, kReductionPlaces> reduction;
+  bool is_last;
 };
 
 // A lane's scores of its warp's tile, [i][j]: query g for j < 2, else query g + 8; token 8 i + 2t +

@@ -33,12 +33,7 @@ struct SplitShape {
   // one waits for: a step of the 0.6B, heads of 128, gains by two steps in the ring for three, and
   // one of the 1B, heads of 64, loses at 32 tokens (benchmarks/results/log). Of heads of 256 three
   // slots are the least.
-  #ifndef LAB_RING
-#define LAB_RING 64
-#define LAB_CTAS 2
-#endif
-  static constexpr int kRingBytes = (kPitch == 16 ? LAB_RING : 96) * 1024;
-  static constexpr int kSmBlocks = kPitch == 16 ? LAB_CTAS : 2;
+  static constexpr int kRingBytes = (kPitch == 16 ? 64 : 96) * 1024;
   static constexpr int kSlots = kRingBytes / kSlotBytes;
   static constexpr int kWarpDims = (kHeadDim / kWarpGroupWarps + 15) / 16 *
                                    16;  // of values; a warp group's last warp may have none
@@ -63,7 +58,7 @@ struct SplitShape {
 template <int kHeadDim>
 __device__ inline void sync_warp_group() {
   constexpr int kFirstWarpGroup = 1;  // number of its barrier
-  sync_threads(SplitShape<kHeadDim>::kWarpGroups == 1 ? kFirstWarpGroup : kFirstWarpGroup + SplitShape<kHeadDim>::warp_group(),
+  sync_threads(kFirstWarpGroup + SplitShape<kHeadDim>::warp_group(),
                SplitShape<kHeadDim>::kWarpGroupThreads);
 }
 
