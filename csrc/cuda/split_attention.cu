@@ -362,9 +362,12 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   shape.cluster = 1u << bits;
   shape.shared_bytes = kSmallerBlock;
   shape.pdl = p.pdl;
-  const Division division = {shape.blocks, bits,
+  const Division division = {shape.blocks,
+                             bits,
                              ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
-                             SplitShape<kHeadDim>::kItemBits, kSlackTokens};
+                             SplitShape<kHeadDim>::kItemBits,
+                             kSlackTokens,
+                             false};
   return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale,
                 make_split_grid(p, division), partials_in(p));
 }

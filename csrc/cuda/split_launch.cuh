@@ -17,14 +17,15 @@ inline int64_t token_split_groups(const FusedAttentionDecodeParams& p) {
 }
 
 // How CTAs divide the work. A cluster has 2^rank_bits CTAs, of which each merges so many pieces of
-// a query's sums; a CTA that takes whole split-KV groups takes so many tokens more than an even
-// share at most.
+// a query's sums; where CTAs take whole split-KV groups, no share (or, longest first, no context)
+// has more than so many positions more than an even share.
 struct Division {
   int64_t blocks;
   int rank_bits;
   int64_t rank_pieces;
   int item_bits;
   int slack_tokens;
+  bool is_longest_first;
 };
 
 inline SplitGrid make_split_grid(const FusedAttentionDecodeParams& p, const Division& division) {
@@ -40,6 +41,7 @@ inline SplitGrid make_split_grid(const FusedAttentionDecodeParams& p, const Divi
           division.rank_bits,
           division.item_bits,
           static_cast<unsigned>(division.slack_tokens) >> division.item_bits,
+          division.is_longest_first,
           SplitCache(p.cache),
           {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
           {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},

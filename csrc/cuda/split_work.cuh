@@ -41,11 +41,12 @@ struct SplitGrid {
   Divisor tiles;               // split-KV groups of a KV head
   Divisor splits;              // of a long context
   Divisor blocks;              // of the launch
-  Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
-  int rank_bits;        // log2 of a cluster's CTAs
-  int item_bits;        // log2 of a work item's positions
-  unsigned slack;       // work items more than in an even division that a CTA may take with whole
-                        // split-KV groups, which saves a reduction
+  Divisor rank_pieces;    // of a query's sums, that a rank merges at most (split_reduction.cuh)
+  int rank_bits;          // log2 of a cluster's CTAs
+  int item_bits;          // log2 of a work item's positions
+  unsigned slack;         // work items more than in an even division that a CTA may take with whole
+                          // split-KV groups, which saves a reduction
+  bool is_longest_first;  // whole split-KV groups are dealt out by length (warp_ranges.cuh)
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;
@@ -180,9 +181,9 @@ struct CtaSplits {
     const bool in_clusters =
         grid.rank_bits > 0 &&
         __reduce_max_sync(kFullWarp, rank_items) <= each_items + (kClusterTokens >> grid.item_bits);
-    const bool of_split_groups =
-        uint64_t{__reduce_max_sync(kFullWarp, longest)} * each_split_groups <=
-        each_items + grid.slack;
+    const bool of_split_groups = uint64_t{__reduce_max_sync(kFullWarp, longest)} *
+                                     (grid.is_longest_first ? 1 : each_split_groups) <=
+                                 each_items + grid.slack;
     const unsigned each = of_split_groups ? each_split_groups : each_items;
     return {each,        blockIdx.x * each, blockIdx.x * each + each,
             in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
@@ -251,6 +252,20 @@ struct RangeCursor {
     close_range(share);
     if (split >= cut.splits) next(grid, share);
     if (split >= end_split) index = grid.tokens;
+  }
+
+  // A whole split-KV group of a live token.
+  __device__ static RangeCursor whole(const SplitGrid& grid, int index, unsigned split_group) {
+    RangeCursor range = none(grid);
+    range.index = index;
+    range.split_group = split_group;
+    range.open_token(grid);
+    range.end_split = range.cut.splits;
+    return range;
+  }
+
+  __device__ static RangeCursor none(const SplitGrid& grid) {
+    return {grid.tokens, 0, 0, {-1, 0, 0}, 0, {}, 0, 0};
   }
 
   // Whether the share has ended is asked first, because many dead tokens may follow its last live

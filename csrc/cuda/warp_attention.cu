@@ -28,13 +28,13 @@ class LoneWarp {
   using Shared = WarpShared<kHeadDim>;
 
   __device__ LoneWarp(const RopeParams& rope, float scale, const SplitGrid& grid,
-                      const Partials& partials, const CtaSplits& share,
+                      const Partials& partials, const WarpRanges& ranges,
                       TileLoader<kHeadDim>& loader, Shared& shared)
       : rope_(rope),
         scale_log2_(scale * kLog2E),
         grid_(grid),
         partials_(partials),
-        share_(share),
+        ranges_(ranges),
         loader_(loader),
         shared_(shared) {}
 
@@ -51,7 +51,7 @@ class LoneWarp {
 
  private:
   __device__ void start_copies() {
-    loader_.advance(share_);
+    loader_.advance();
 #pragma unroll
     for (int tile = 0; tile < Shape::kTiles; ++tile) {
       if (loader_.is_loaded(tile)) loader_.request_keys(tile);
@@ -60,7 +60,7 @@ class LoneWarp {
 
   __device__ void attend_range(const RangeCursor& range) {
     const bool is_live = queries_.prepare(rope_, grid_, range, shared_);
-    const int warps = range.ranges(share_);
+    const int warps = ranges_.warps_of(range);
     new_position_ = range.new_position();
     steps_ = range.steps(grid_);
     sums_.part.clear();
@@ -98,7 +98,7 @@ class LoneWarp {
       __syncwarp();  // all lanes have read the keys
       loader_.request_values(tile);
     }
-    loader_.advance(share_);
+    loader_.advance();
     if (loader_.is_done()) let_next_start();
     sums_.raise_high(weights);
 #pragma unroll
@@ -148,7 +148,7 @@ class LoneWarp {
   const float scale_log2_;
   const SplitGrid& grid_;
   const Partials& partials_;
-  const CtaSplits& share_;
+  const WarpRanges& ranges_;
   TileLoader<kHeadDim>& loader_;
   Shared& shared_;
   WarpQueries<kHeadDim> queries_ = {};
@@ -168,10 +168,9 @@ __global__ void __launch_bounds__(kWarpSize, kSmWarps)
   shared.open(tensors);
   TokenCut own;
   const CtaSplits share = CtaSplits::of_cta(grid, own);
-  RangeCursor first;
-  first.seek(grid, share, own);
-  TileLoader<kHeadDim> loader(grid, tensors, first, shared);
-  LoneWarp<kHeadDim>(rope, scale, grid, partials, share, loader, shared).attend();
+  WarpRanges ranges(grid, share, shared.class_tokens);
+  TileLoader<kHeadDim> loader(grid, tensors, ranges, ranges.first(own), shared);
+  LoneWarp<kHeadDim>(rope, scale, grid, partials, ranges, loader, shared).attend();
   wait_for_earlier();  // also without work: see split_attention.cu
   if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
 }
@@ -192,7 +191,8 @@ int launch_warps(const FusedAttentionDecodeParams& p, void* stream) {
     cudaGetLastError();  // or the next launch would find it
     return error;
   }
-  const Division division = {shape.blocks, 0, 1, WarpShape<kHeadDim>::kItemBits, kSlackTokens};
+  const Division division = {shape.blocks, 0,   1, WarpShape<kHeadDim>::kItemBits,
+                             kSlackTokens, true};
   return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),
                 partials_in(p), tensors);
 }

@@ -9,6 +9,7 @@
 #include "cuda/half_tile_map.cuh"
 #include "cuda/residency.cuh"
 #include "cuda/split_attention.cuh"
+#include "cuda/warp_ranges.cuh"
 
 namespace photon::cuda {
 
@@ -102,6 +103,7 @@ struct WarpShared {
   alignas(16) Bf16 new_v[kHeadDim];
   Barrier full[Shape::kTiles];
   RangeCursor ranges[kRanges];
+  unsigned class_tokens[WarpRanges::kClasses];
 
   // All lanes must call it first.
   __device__ void open(const TileTensors& tensors) {
@@ -146,15 +148,15 @@ class TileLoader {
   using Shape = WarpShape<kHeadDim>;
   using Shared = WarpShared<kHeadDim>;
 
-  __device__ TileLoader(const SplitGrid& grid, const TileTensors& tensors, const RangeCursor& range,
-                        Shared& shared)
-      : grid_(grid), tensors_(tensors), shared_(shared) {
-    open_range(range);
+  __device__ TileLoader(const SplitGrid& grid, const TileTensors& tensors, WarpRanges& ranges,
+                        const RangeCursor& first, Shared& shared)
+      : grid_(grid), tensors_(tensors), ranges_(ranges), shared_(shared) {
+    open_range(first);
     if (has_more_) request_page();
   }
 
   // Goes on to the next step, which has no tiles if there is none.
-  __device__ void advance(const CtaSplits& share) {
+  __device__ void advance() {
     loaded_ = 0;
     is_open_ = has_more_;
     if (!has_more_) return;
@@ -166,7 +168,7 @@ class TileLoader {
         static_cast<uint32_t>(page_) < static_cast<uint32_t>(grid_.cache.num_pages);
     loaded_ = __ballot_sync(kFullWarp, is_there) % (1u << Shape::kTiles);
     at_ += Shape::kStepTokens;
-    if (at_ >= end_) open_next_range(share);
+    if (at_ >= end_) open_next_range();
     if (has_more_) request_page();
   }
 
@@ -209,15 +211,16 @@ class TileLoader {
     row_ = range.token.row;
   }
 
-  __device__ void open_next_range(const CtaSplits& share) {
+  __device__ void open_next_range() {
     RangeCursor range = shared_.ranges[opened_ % Shared::kRanges];
-    range.next(grid_, share);
+    ranges_.advance(range);
     ++opened_;
     open_range(range);
   }
 
   const SplitGrid& grid_;
   const TileTensors& tensors_;
+  WarpRanges& ranges_;
   Shared& shared_;
   int opened_ = 0;         // the tile range of the step after the one that tiles are requested of
   bool has_more_;          // there is such a step
