@@ -215,11 +215,12 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
   const CtaSplits share = CtaSplits::of_cta(grid, own);
-  RangeCursor first;
-  first.seek(grid, share, own);
+  unsigned char* const own_tile = shared.ring.slots[0][Shape::warp()];  // not requested yet
+  CtaRanges ranges(grid, share, *reinterpret_cast<unsigned (*)[CtaRanges::kClasses]>(own_tile));
+  const RangeCursor first = ranges.first(own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
   if (grid.rank_bits > 0) reduction.open();
-  KvRing<kHeadDim> ring(grid, share, first, shared.ring);
+  KvRing<kHeadDim> ring(grid, ranges, first, shared.ring);
   bool is_live = false, is_begin = true;
   int range_number = 0, blocks = 0,
       slot = 0;  // blocks: CTAs that have tile ranges of the split-KV group; 0: a cluster's
@@ -243,7 +244,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       if (!range.has_range(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, range);
-      blocks = share.in_clusters ? 0 : range.ranges(share);
+      blocks = share.in_clusters ? 0 : ranges.ranges_of(range);
       steps = range.steps(grid);
       new_position = range.new_position();
       wait_for_earlier();
@@ -274,7 +275,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       slot = Shape::following(slot);
     }
     __syncwarp();  // all lanes have read the keys and what was `present`
-    ring.template refill<true>(grid, share);
+    ring.template refill<true>(grid);
 
     if (!fills_only) {
       ring.await();
@@ -320,7 +321,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       }
       slot = Shape::following(slot);
     }
-    ring.template refill<false>(grid, share);
+    ring.template refill<false>(grid);
   }
   // A CTA without work waits for the kernels before, too, because the next kernel takes this one's
   // end for the end of all of them.
@@ -367,7 +368,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                              ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
                              SplitShape<kHeadDim>::kItemBits,
                              kSlackTokens,
-                             false};
+                             bits == 0 && p.tokens > kFewTokens};
   return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale,
                 make_split_grid(p, division), partials_in(p));
 }

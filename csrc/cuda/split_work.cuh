@@ -46,7 +46,7 @@ struct SplitGrid {
   int item_bits;          // log2 of a work item's positions
   unsigned slack;         // work items more than in an even division that a CTA may take with whole
                           // split-KV groups, which saves a reduction
-  bool is_longest_first;  // whole split-KV groups are dealt out by length (warp_ranges.cuh)
+  bool is_longest_first;  // whole split-KV groups are dealt out by length (split_ranges.cuh)
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;

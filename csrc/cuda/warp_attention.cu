@@ -14,7 +14,7 @@
 namespace photon::cuda {
 namespace {
 
-constexpr int kManyTokens = 33;  // from so many on there are work items enough
+constexpr int kManyTokens = 97;  // from so many on there are work items enough
 // Two for each scheduler. With three there would be 168 registers, and 244 bytes of a thread in
 // local memory, for which L1 has no room beside this much shared memory.
 constexpr int kSmWarps = 8;
@@ -28,7 +28,7 @@ class LoneWarp {
   using Shared = WarpShared<kHeadDim>;
 
   __device__ LoneWarp(const RopeParams& rope, float scale, const SplitGrid& grid,
-                      const Partials& partials, const WarpRanges& ranges,
+                      const Partials& partials, const CtaRanges& ranges,
                       TileLoader<kHeadDim>& loader, Shared& shared)
       : rope_(rope),
         scale_log2_(scale * kLog2E),
@@ -60,7 +60,7 @@ class LoneWarp {
 
   __device__ void attend_range(const RangeCursor& range) {
     const bool is_live = queries_.prepare(rope_, grid_, range, shared_);
-    const int warps = ranges_.warps_of(range);
+    const int warps = ranges_.ranges_of(range);
     new_position_ = range.new_position();
     steps_ = range.steps(grid_);
     sums_.part.clear();
@@ -148,7 +148,7 @@ class LoneWarp {
   const float scale_log2_;
   const SplitGrid& grid_;
   const Partials& partials_;
-  const WarpRanges& ranges_;
+  const CtaRanges& ranges_;
   TileLoader<kHeadDim>& loader_;
   Shared& shared_;
   WarpQueries<kHeadDim> queries_ = {};
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kWarpSize, kSmWarps)
   shared.open(tensors);
   TokenCut own;
   const CtaSplits share = CtaSplits::of_cta(grid, own);
-  WarpRanges ranges(grid, share, shared.class_tokens);
+  CtaRanges ranges(grid, share, shared.class_tokens);
   TileLoader<kHeadDim> loader(grid, tensors, ranges, ranges.first(own), shared);
   LoneWarp<kHeadDim>(rope, scale, grid, partials, ranges, loader, shared).attend();
   wait_for_earlier();  // also without work: see split_attention.cu

@@ -1,41 +1,45 @@
-// Which tile ranges a lone warp takes: equal shares of all work items, as the CTAs of
-// split_attention.cu; or, where no context is longer than such a share, whole split-KV groups,
-// longest first, there and back over the warps by turns: with 256 tokens of 32 to 500 positions the
-// longest sums of a warp are then 5 % above the mean, for 50 %. A split-KV group that is not
-// divided needs no reduction.
+// Which tile ranges a CTA of split attention takes, one after the other: those of an equal share of
+// all work items; or, where no context is longer than such a share, whole split-KV groups, longest
+// first, there and back over the CTAs by turns, so that a CTA with a long context has short ones,
+// too. A split-KV group that is not divided needs no reduction. And the KV heads of a token, which
+// lie side by side in a page, are read by neighbouring CTAs at about the same time.
 #pragma once
 #include "cuda/split_work.cuh"
 
 namespace photon::cuda {
 
-class WarpRanges {
+class CtaRanges {
  public:
   static constexpr int kClasses = kWarpSize;  // of lengths; the last one has the shortest
 
-  // `counts` is shared memory, which is free afterwards. All lanes must call it.
-  __device__ WarpRanges(const SplitGrid& grid, const CtaSplits& share, unsigned (&counts)[kClasses])
+  // `counts` is shared memory of the warp, which is free afterwards. All lanes of all warps must
+  // call this and the other functions; all warps get the same.
+  __device__ CtaRanges(const SplitGrid& grid, const CtaSplits& share, unsigned (&counts)[kClasses])
       : grid_(grid), share_(share) {
-    if (share.of_split_groups) count_tokens(counts);
+    if (is_by_length()) count_tokens(counts);
   }
 
   __device__ RangeCursor first(const TokenCut& own) {
-    if (share_.of_split_groups) return next_whole();
+    if (is_by_length()) return next_whole();
     RangeCursor range;
     range.seek(grid_, share_, own);
     return range;
   }
 
   __device__ void advance(RangeCursor& range) {
-    if (share_.of_split_groups) {
+    if (is_by_length()) {
       range = next_whole();
     } else {
       range.next(grid_, share_);
     }
   }
 
-  __device__ int warps_of(const RangeCursor& range) const { return range.ranges(share_); }
+  // How many CTAs have tile ranges of the split-KV group.
+  __device__ int ranges_of(const RangeCursor& range) const { return range.ranges(share_); }
 
  private:
+  __device__ bool is_by_length() const { return grid_.is_longest_first && share_.of_split_groups; }
+
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarpSize); }
 
   // Where a context comes in the order; -1: nowhere.
@@ -67,11 +71,11 @@ class WarpRanges {
     split_groups_ = __shfl_sync(kFullWarp, end, kWarpSize - 1) * grid_.token_split_groups.of;
   }
 
-  // Warp w of W takes number w, then 2W - 1 - w, 2W + w and so on.
+  // CTA c of n takes number c, then 2n - 1 - c, 2n + c and so on.
   __device__ RangeCursor next_whole() {
-    const unsigned warps = grid_.blocks.of;
+    const unsigned blocks = grid_.blocks.of;
     const unsigned number =
-        turn_ % 2 == 0 ? turn_ * warps + blockIdx.x : (turn_ + 1) * warps - 1 - blockIdx.x;
+        turn_ % 2 == 0 ? turn_ * blocks + blockIdx.x : (turn_ + 1) * blocks - 1 - blockIdx.x;
     ++turn_;
     if (number >= split_groups_) return RangeCursor::none(grid_);
     const unsigned token = grid_.token_split_groups.divides(number);
