@@ -61,6 +61,7 @@ class CtaRanges {
     }
     __syncwarp();
     count_ = counts[lane()];
+    __syncwarp();
     unsigned end = count_;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {

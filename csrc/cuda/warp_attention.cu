@@ -14,9 +14,11 @@
 namespace photon::cuda {
 namespace {
 
-constexpr int kManyTokens = 97;  // from so many on there are work items enough
-// Two for each scheduler. With three there would be 168 registers, and 244 bytes of a thread in
-// local memory, for which L1 has no room beside this much shared memory.
+// From so many on there are work items enough. With fewer tokens a warp's own latency shows: 64 of
+// 220 positions took 27.1 us, and 24.7 by four warps a CTA (benchmarks/FINDINGS.md).
+constexpr int kManyTokens = 97;
+// Two for each scheduler. With three there are 168 registers, and 104 bytes of a thread in local
+// memory, for which L1 has no room beside this much shared memory: 93 us for 69.
 constexpr int kSmWarps = 8;
 constexpr int kSlackTokens = 64;
 
