@@ -206,21 +206,23 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
 }
 
 // A CTA's tile ranges, in one loop over all of them, so that there is one copy of the code.
-template <int kHeadDim, int kHalves>
+template <int kHeadDim, int kHalves, bool kMany>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
                               const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
+  using Ranges = CtaRanges<kMany>;
+  using Ring = KvRing<kHeadDim, kMany>;
   SplitShared<kHeadDim, kHalves>& shared =
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
-  const CtaSplits share = CtaSplits::of_cta(grid, own);
+  const CtaSplits share = CtaSplits::of_cta<kMany>(grid, own);
   unsigned char* const own_tile = shared.ring.slots[0][Shape::warp()];  // not requested yet
-  CtaRanges ranges(grid, share, *reinterpret_cast<unsigned (*)[CtaRanges::kClasses]>(own_tile));
+  Ranges ranges(grid, share, *reinterpret_cast<unsigned (*)[Ranges::kClasses]>(own_tile));
   const RangeCursor first = ranges.first(own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
   if (grid.rank_bits > 0) reduction.open();
-  KvRing<kHeadDim> ring(grid, ranges, first, shared.ring);
+  Ring ring(grid, ranges, first, shared.ring);
   bool is_live = false, is_begin = true;
   int range_number = 0, blocks = 0,
       slot = 0;  // blocks: CTAs that have tile ranges of the split-KV group; 0: a cluster's
@@ -233,7 +235,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   // that there is one copy of the code that requests: at few tokens a CTA has more instructions to
   // fetch than keys to read.
 #pragma unroll 1
-  for (int fills = KvRing<kHeadDim>::kFills;; fills = max(fills - 1, 0)) {
+  for (int fills = Ring::kFills;; fills = max(fills - 1, 0)) {
     const bool fills_only = fills > 0;
     if (ring.is_done())
       let_next_start();  // the next kernel's weights come behind the keys and values
@@ -330,12 +332,12 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
 }
 
-template <int kHeadDim, int kHalves>
+template <int kHeadDim, int kHalves, bool kMany>
 __global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, 2)
     split_attention_kernel(const __grid_constant__ RopeParams rope, const float scale,
                            const __grid_constant__ SplitGrid grid,
                            const __grid_constant__ Partials partials) {
-  attend_ranges<kHeadDim, kHalves>(rope, scale, grid, partials);
+  attend_ranges<kHeadDim, kHalves, kMany>(rope, scale, grid, partials);
 }
 
 // Log2 of the CTAs of a cluster: as many as the device has for each split-KV group, up to one for
@@ -368,9 +370,11 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                              ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
                              SplitShape<kHeadDim>::kItemBits,
                              kSlackTokens,
-                             bits == 0 && p.tokens > kFewTokens};
-  return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale,
-                make_split_grid(p, division), partials_in(p));
+                             bits == 0};
+  const auto kernel = p.tokens > kWarpSize ? split_attention_kernel<kHeadDim, kHalves, true>
+                                           : split_attention_kernel<kHeadDim, kHalves, false>;
+  return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),
+                partials_in(p));
 }
 
 template <int kHeadDim>

@@ -8,6 +8,8 @@
 
 namespace photon::cuda {
 
+// kMany: for more tokens than lanes. With fewer there is no code for an order.
+template <bool kMany>
 class CtaRanges {
  public:
   static constexpr int kClasses = kWarpSize;  // of lengths; the last one has the shortest
@@ -22,7 +24,7 @@ class CtaRanges {
   __device__ RangeCursor first(const TokenCut& own) {
     if (is_by_length()) return next_whole();
     RangeCursor range;
-    range.seek(grid_, share_, own);
+    range.seek<kMany>(grid_, share_, own);
     return range;
   }
 
@@ -38,7 +40,7 @@ class CtaRanges {
   __device__ int ranges_of(const RangeCursor& range) const { return range.ranges(share_); }
 
  private:
-  __device__ bool is_by_length() const { return grid_.is_longest_first && share_.of_split_groups; }
+  __device__ bool is_by_length() const { return kMany && share_.by_length; }
 
   __device__ static int lane() { return static_cast<int>(threadIdx.x % kWarpSize); }
 

@@ -73,10 +73,12 @@ struct CtaSplits {
   unsigned each, begin, end;  // in work items; or in split-KV groups
   bool in_clusters;           // a cluster has a split-KV group
   bool of_split_groups;       // a CTA has whole split-KV groups
+  bool by_length;             // and they are dealt out longest first (split_ranges.cuh)
   bool has_dead;              // there are tokens that attend to nothing
 
   // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
   // each lane gets the cut of its token in it.
+  template <bool kMany>
   __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
     const auto add = [&](int32_t length) {
@@ -88,15 +90,16 @@ struct CtaSplits {
       // (ReductionMemory).
       rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
     };
-    const int lane = threadIdx.x % kWarpSize;
-    if (lane < grid.tokens) add(grid.kv_len(lane));
+    if constexpr (kMany) {
 #pragma unroll 1
-    for (int from = kWarpSize; from < grid.tokens; from += LaneLengths::kTokens) {
-      const LaneLengths lengths(grid, from);
+      for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
+        const LaneLengths lengths(grid, from);
 #pragma unroll
-      for (const int32_t length : lengths.of) {
-        if (length > 0) add(length);
+        for (const int32_t length : lengths.of) add(length);
       }
+    } else {
+#pragma unroll 1
+      for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) add(grid.kv_len(i));
     }
     live = __reduce_add_sync(kFullWarp, live);
     const unsigned each_items =
@@ -105,12 +108,19 @@ struct CtaSplits {
     const bool in_clusters =
         grid.rank_bits > 0 &&
         __reduce_max_sync(kFullWarp, rank_items) <= each_items + (kClusterTokens >> grid.item_bits);
-    const bool of_split_groups = uint64_t{__reduce_max_sync(kFullWarp, longest)} *
-                                     (grid.is_longest_first ? 1 : each_split_groups) <=
-                                 each_items + grid.slack;
+    longest = __reduce_max_sync(kFullWarp, longest);
+    const unsigned most = each_items + grid.slack;
+    const bool is_even = uint64_t{longest} * each_split_groups <= most;
+    const bool by_length = kMany && grid.is_longest_first && !is_even && longest <= most;
+    const bool of_split_groups = is_even || by_length;
     const unsigned each = of_split_groups ? each_split_groups : each_items;
-    return {each,        blockIdx.x * each, blockIdx.x * each + each,
-            in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
+    return {each,
+            blockIdx.x * each,
+            blockIdx.x * each + each,
+            in_clusters,
+            of_split_groups,
+            by_length,
+            live < static_cast<unsigned>(grid.tokens)};
   }
 
   // How much of a share a split-KV group is, in the units of `each`.
@@ -157,10 +167,11 @@ struct RangeCursor {
 
   // Finds the share's first tile range; in a cluster, the CTA's part of the cluster's split-KV
   // group, which CTAs without splits get to know, too. `own`: as in CtaSplits::of_cta().
+  template <bool kMany>
   __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     if (share.in_clusters) return seek_cluster(grid, own);
     split_group_begin = 0;
-    seek_token(grid, share, own);
+    seek_token<kMany>(grid, share, own);
     if (index >= grid.tokens) return;
     open_first_token(grid, own);
     split_group = share.begin - split_group_begin;
@@ -253,18 +264,19 @@ struct RangeCursor {
 
   // Finds the token in which the share begins, and where that token begins in the count of work
   // items or split-KV groups. The whole warp must call it.
+  template <bool kMany>
   __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
-    if (grid.tokens <= kWarpSize) {
-      if (!seek_lane(grid, share, own.items, 0)) index = grid.tokens;
-      return;
-    }
+    if constexpr (kMany) {
 #pragma unroll 1
-    for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
-      const LaneLengths lengths(grid, from);
+      for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
+        const LaneLengths lengths(grid, from);
 #pragma unroll
-      for (int j = 0; j < LaneLengths::kOfLane; ++j) {
-        if (seek_lane(grid, share, grid.items_of(lengths.of[j]), from + j * kWarpSize)) return;
+        for (int j = 0; j < LaneLengths::kOfLane; ++j) {
+          if (seek_lane(grid, share, grid.items_of(lengths.of[j]), from + j * kWarpSize)) return;
+        }
       }
+    } else {
+      if (seek_lane(grid, share, own.items, 0)) return;
     }
     index = grid.tokens;
   }

@@ -30,7 +30,7 @@ class LoneWarp {
   using Shared = WarpShared<kHeadDim>;
 
   __device__ LoneWarp(const RopeParams& rope, float scale, const SplitGrid& grid,
-                      const Partials& partials, const CtaRanges& ranges,
+                      const Partials& partials, const CtaRanges<true>& ranges,
                       TileLoader<kHeadDim>& loader, Shared& shared)
       : rope_(rope),
         scale_log2_(scale * kLog2E),
@@ -150,7 +150,7 @@ class LoneWarp {
   const float scale_log2_;
   const SplitGrid& grid_;
   const Partials& partials_;
-  const CtaRanges& ranges_;
+  const CtaRanges<true>& ranges_;
   TileLoader<kHeadDim>& loader_;
   Shared& shared_;
   WarpQueries<kHeadDim> queries_ = {};
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(kWarpSize, kSmWarps)
   auto& shared = *reinterpret_cast<WarpShared<kHeadDim>*>(dynamic_shared());
   shared.open(tensors);
   TokenCut own;
-  const CtaSplits share = CtaSplits::of_cta(grid, own);
-  CtaRanges ranges(grid, share, shared.class_tokens);
+  const CtaSplits share = CtaSplits::of_cta<true>(grid, own);
+  CtaRanges<true> ranges(grid, share, shared.class_tokens);
   TileLoader<kHeadDim> loader(grid, tensors, ranges, ranges.first(own), shared);
   LoneWarp<kHeadDim>(rope, scale, grid, partials, ranges, loader, shared).attend();
   wait_for_earlier();  // also without work: see split_attention.cu
