@@ -1,8 +1,7 @@
-// Which tile ranges a CTA of split attention takes, one after the other: those of an equal share of
-// all work items; or, where no context is longer than such a share, whole split-KV groups, longest
-// first, there and back over the CTAs by turns, so that a CTA with a long context has short ones,
-// too. A split-KV group that is not divided needs no reduction. And the KV heads of a token, which
-// lie side by side in a page, are read by neighbouring CTAs at about the same time.
+// Which tile ranges a CTA of split attention takes, one after the other: those of its share (see
+// CtaSplits); or, where shares would cut split-KV groups, and no context is longer than a share,
+// whole split-KV groups, longest first, there and back over the CTAs by turns, so that a CTA with a
+// long context has short ones, too. A split-KV group that is not cut needs no reduction.
 #pragma once
 #include "cuda/split_work.cuh"
 
