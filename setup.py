@@ -70,6 +70,7 @@ CHAINED = (
     "step",
     "stream_linear",
     "stream_tall",
+    "warp_attention",
 )
 ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {

@@ -21,11 +21,12 @@
 #include "cuda/split_attention.cuh"
 
 #include "cuda/attend.cuh"
-#include "cuda/launch.cuh"
 #include "cuda/new_vectors.cuh"
 #include "cuda/residency.cuh"
 #include "cuda/split_attention.h"
+#include "cuda/split_launch.cuh"
 #include "cuda/split_reduction.cuh"
+#include "cuda/warp_attention.h"
 
 namespace photon::cuda {
 namespace {
@@ -37,14 +38,7 @@ constexpr int kLoneTokens = 2;  // whose keys and values are requested in a mome
 constexpr int64_t kUnfilled =
     16;  // of so many SMs clusters of 4 and 8 leave one: of 4 CTAs 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;  // splits in flight
-
-// What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
-// their weight.
-struct Partials {
-  float* sums;        // [tokens * q_heads, splits, head_dim]
-  Weight* weights;    // [tokens * q_heads, splits]
-  unsigned* arrived;  // [split-KV groups]; zero between calls
-};
+constexpr int kSlackTokens = 128;
 
 // The result of a tile range, as the CTA's threads hold it, and where it goes.
 template <int kHeadDim, int kHalves>
@@ -211,35 +205,24 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
   __syncwarp();
 }
 
-// Writes zeros for the tokens that attend to nothing, which have no tile range.
-template <int kHeadDim>
-__device__ void clear_dead_tokens(const SplitGrid& grid) {
-  constexpr int kVectors = kHeadDim / kPack;
-#pragma unroll 1
-  for (int token = blockIdx.x; token < grid.tokens; token += gridDim.x) {
-    if (grid.kv_len(token) > 0) continue;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < grid.q_heads * kVectors; i += blockDim.x) {
-      reinterpret_cast<uint4*>(grid.out.at(token, i / kVectors))[i % kVectors] = {0, 0, 0, 0};
-    }
-  }
-}
-
 // A CTA's tile ranges, in one loop over all of them, so that there is one copy of the code.
-template <int kHeadDim, int kHalves>
+template <int kHeadDim, int kHalves, bool kMany>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
                               const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
+  using Ranges = CtaRanges<kMany>;
+  using Ring = KvRing<kHeadDim, kMany>;
   SplitShared<kHeadDim, kHalves>& shared =
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
-  const CtaSplits share = CtaSplits::of_cta(grid, own);
-  RangeCursor first;
-  first.seek(grid, share, own);
+  const CtaSplits share = CtaSplits::of_cta<kMany>(grid, own);
+  unsigned char* const own_tile = shared.ring.slots[0][Shape::warp()];  // not requested yet
+  Ranges ranges(grid, share, *reinterpret_cast<unsigned (*)[Ranges::kClasses]>(own_tile));
+  const RangeCursor first = ranges.first(own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
   if (grid.rank_bits > 0) reduction.open();
-  KvRing<kHeadDim> ring(grid, share, first, shared.ring);
+  Ring ring(grid, ranges, first, shared.ring);
   bool is_live = false, is_begin = true;
   int range_number = 0, blocks = 0,
       slot = 0;  // blocks: CTAs that have tile ranges of the split-KV group; 0: a cluster's
@@ -252,7 +235,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   // that there is one copy of the code that requests: at few tokens a CTA has more instructions to
   // fetch than keys to read.
 #pragma unroll 1
-  for (int fills = KvRing<kHeadDim>::kFills;; fills = max(fills - 1, 0)) {
+  for (int fills = Ring::kFills;; fills = max(fills - 1, 0)) {
     const bool fills_only = fills > 0;
     if (ring.is_done())
       let_next_start();  // the next kernel's weights come behind the keys and values
@@ -263,7 +246,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       if (!range.has_range(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, range);
-      blocks = share.in_clusters ? 0 : range.ranges(share);
+      blocks = share.in_clusters ? 0 : ranges.ranges_of(range);
       steps = range.steps(grid);
       new_position = range.new_position();
       wait_for_earlier();
@@ -294,7 +277,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       slot = Shape::following(slot);
     }
     __syncwarp();  // all lanes have read the keys and what was `present`
-    ring.template refill<true>(grid, share);
+    ring.template refill<true>(grid);
 
     if (!fills_only) {
       ring.await();
@@ -340,7 +323,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       }
       slot = Shape::following(slot);
     }
-    ring.template refill<false>(grid, share);
+    ring.template refill<false>(grid);
   }
   // A CTA without work waits for the kernels before, too, because the next kernel takes this one's
   // end for the end of all of them.
@@ -349,22 +332,12 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
 }
 
-template <int kHeadDim, int kHalves>
+template <int kHeadDim, int kHalves, bool kMany>
 __global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, 2)
     split_attention_kernel(const __grid_constant__ RopeParams rope, const float scale,
                            const __grid_constant__ SplitGrid grid,
                            const __grid_constant__ Partials partials) {
-  attend_ranges<kHeadDim, kHalves>(rope, scale, grid, partials);
-}
-
-Partials partials_in(const FusedAttentionDecodeParams& p) {
-  float* sums = p.workspace + workspace_counters(p.workspace_words);
-  float* weights = sums + p.tokens * p.q_heads * most_splits(p.kv_heads) * p.head_dim;
-  return {sums, reinterpret_cast<Weight*>(weights), reinterpret_cast<unsigned*>(p.workspace)};
-}
-
-int64_t token_split_groups(const FusedAttentionDecodeParams& p) {
-  return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxSplitGroupQueries);
+  attend_ranges<kHeadDim, kHalves, kMany>(rope, scale, grid, partials);
 }
 
 // Log2 of the CTAs of a cluster: as many as the device has for each split-KV group, up to one for
@@ -386,30 +359,21 @@ int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
 template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSmallerBlock);
-  const int64_t group = p.q_heads / p.kv_heads;
   const int64_t blocks = sms() * (p.tokens > kFewTokens ? 2 : 1);
   const int bits = rank_bits<kHeadDim, kHalves>(p, blocks);
-  const SplitGrid grid{p.decode_meta,
-                       static_cast<int>(p.tokens),
-                       static_cast<int>(p.q_heads),
-                       static_cast<int>(group),
-                       Divisor(token_split_groups(p)),
-                       Divisor(token_split_groups(p) / p.kv_heads),
-                       Divisor(most_splits(p.kv_heads)),
-                       Divisor(blocks >> bits << bits),
-                       Divisor(ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits)),
-                       bits,
-                       SplitShape<kHeadDim>::kItemBits,
-                       SplitCache(p.cache),
-                       {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
-                       {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},
-                       {static_cast<const Bf16*>(p.v), p.v_stride, p.v_head_stride},
-                       {static_cast<Bf16*>(p.out), p.out_stride, p.out_head_stride}};
   LaunchShape shape{blocks >> bits << bits, SplitShape<kHeadDim>::kThreads};
   shape.cluster = 1u << bits;
   shape.shared_bytes = kSmallerBlock;
   shape.pdl = p.pdl;
-  return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid,
+  const Division division = {shape.blocks,
+                             bits,
+                             ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
+                             SplitShape<kHeadDim>::kItemBits,
+                             kSlackTokens,
+                             bits == 0};
+  const auto kernel = p.tokens > kWarpSize ? split_attention_kernel<kHeadDim, kHalves, true>
+                                           : split_attention_kernel<kHeadDim, kHalves, false>;
+  return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),
                 partials_in(p));
 }
 
@@ -454,6 +418,7 @@ const char* split_attention_misfit(const FusedAttentionDecodeParams& p) {
 
 int split_attention(const FusedAttentionDecodeParams& p, void* stream) {
   if (p.tokens == 0 || p.q_heads == 0) return 0;
+  if (warp_attention_fits(p)) return warp_attention(p, stream);
   switch (p.head_dim) {
     case 64:
       return launch_halves<64>(p, stream);

@@ -95,6 +95,28 @@ struct LeftFragments {
   }
 };
 
+// What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
+// their weight.
+struct Partials {
+  float* sums;        // [tokens * q_heads, splits, head_dim]
+  Weight* weights;    // [tokens * q_heads, splits]
+  unsigned* arrived;  // [split-KV groups]; zero between calls
+};
+
+// Writes zeros for the tokens that attend to nothing, which have no tile range.
+template <int kHeadDim>
+__device__ void clear_dead_tokens(const SplitGrid& grid) {
+  constexpr int kVectors = kHeadDim / kPack;
+#pragma unroll 1
+  for (int token = blockIdx.x; token < grid.tokens; token += gridDim.x) {
+    if (grid.kv_len(token) > 0) continue;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < grid.q_heads * kVectors; i += blockDim.x) {
+      reinterpret_cast<uint4*>(grid.out.at(token, i / kVectors))[i % kVectors] = {0, 0, 0, 0};
+    }
+  }
+}
+
 // Where a CTA receives what the CTAs of its cluster send to it, for each split of a split-KV group:
 // the sums of some dims, of which a place holds a pair, and the weights.
 template <int kQueries, int kPlaces>

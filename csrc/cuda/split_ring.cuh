@@ -10,7 +10,7 @@
 #pragma once
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
-#include "cuda/split_work.cuh"
+#include "cuda/split_ranges.cuh"
 
 namespace photon::cuda {
 
@@ -82,7 +82,7 @@ struct RingMemory {
 };
 
 // What requests the tiles of one warp.
-template <int kHeadDim>
+template <int kHeadDim, bool kMany>
 class KvRing {
  public:
   using Shape = SplitShape<kHeadDim>;
@@ -92,19 +92,19 @@ class KvRing {
   static constexpr int kFills = Shape::kSlots / 2;
 
   // Begins with the CTA's first tile range, which is number 0.
-  __device__ KvRing(const SplitGrid& grid, const CtaSplits& share, const RangeCursor& range,
+  __device__ KvRing(const SplitGrid& grid, CtaRanges<kMany>& ranges, const RangeCursor& range,
                     Memory& memory)
-      : memory_(memory) {
+      : memory_(memory), ranges_(ranges) {
     open_range(grid, range);
     if (has_more_) request_page(grid);
-    if constexpr (kIsOdd) request<true>(grid, share);
+    if constexpr (kIsOdd) request<true>(grid);
   }
 
   // Called when all of the warp group, or of keys the warp, have read the oldest slot, which had
   // keys or values, or before anything has been requested for it: requests what comes into it.
   template <bool kHadKeys>
-  __device__ void refill(const SplitGrid& grid, const CtaSplits& share) {
-    request<kHadKeys != kIsOdd>(grid, share);
+  __device__ void refill(const SplitGrid& grid) {
+    request<kHadKeys != kIsOdd>(grid);
   }
 
   // Whether all of the CTA's keys and values have been requested, where the next slot to be read
@@ -122,8 +122,8 @@ class KvRing {
 
   // Keys come first, then the values that go with them. Every call is a group of copies.
   template <bool kKeys>
-  __device__ void request(const SplitGrid& grid, const CtaSplits& share) {
-    if constexpr (kKeys) find_places(grid, share);
+  __device__ void request(const SplitGrid& grid) {
+    if constexpr (kKeys) find_places(grid);
     if (is_open_)
       copy(memory_.slots[slot_][Shape::warp()], kKeys ? grid.cache.k : grid.cache.v,
            kKeys ? places_.k : places_.v);
@@ -156,7 +156,7 @@ class KvRing {
   }
 
   // Finds the places of the step that comes next, and goes on to the one after it.
-  __device__ void find_places(const SplitGrid& grid, const CtaSplits& share) {
+  __device__ void find_places(const SplitGrid& grid) {
     is_open_ = has_more_;
     if (!has_more_) return;
     places_ = grid.cache.places(page_, kv_head_, position());
@@ -164,13 +164,13 @@ class KvRing {
     if (threadIdx.x % kWarpSize == 0)
       memory_.present[slot_][Shape::warp()] = present % (1u << kTileTokens);
     at_ += Shape::kStepTokens;
-    if (at_ >= end_) open_next_range(grid, share);
+    if (at_ >= end_) open_next_range(grid);
     if (has_more_) request_page(grid);
   }
 
-  __device__ void open_next_range(const SplitGrid& grid, const CtaSplits& share) {
+  __device__ void open_next_range(const SplitGrid& grid) {
     RangeCursor range = memory_.range(opened_);
-    range.next(grid, share);
+    ranges_.advance(range);
     ++opened_;
     open_range(grid, range);
   }
@@ -194,6 +194,7 @@ class KvRing {
   }
 
   Memory& memory_;
+  CtaRanges<kMany>& ranges_;
   int opened_ = 0;                        // the tile range of the step that comes next
   bool has_more_;                         // there is such a step
   int32_t at_, end_;                      // positions: of that step, and where its run ends

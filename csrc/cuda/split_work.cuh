@@ -1,66 +1,17 @@
 // Which splits of which tokens a CTA of split attention takes. A work item is the positions of one
 // step of a CTA. The work items of all split-KV groups, laid end to end, are cut into as many equal
 // shares as there are CTAs, and a split belongs to the share in which it begins. Where contexts are
-// about equally long, a CTA takes whole split-KV groups instead. Where split-KV groups are few,
-// each has a cluster of CTAs, which divide its splits (split_reduction.cuh). Which way is taken
-// changes no bit of a result, because what a split adds up to, and the order in which splits are
-// reduced, depend on the token's length alone.
+// about equally long, or no context is longer than such a share (split_ranges.cuh), a CTA takes
+// whole split-KV groups instead. Where split-KV groups are few, each has a cluster of CTAs, which
+// divide its splits (split_reduction.cuh). Which way is taken changes no bit of a result, because
+// what a split adds up to, and the order in which splits are reduced, depend on the token's length
+// alone.
 #pragma once
 #include "common/kv_split.h"
-#include "cuda/divisor.cuh"
 #include "cuda/ptx.cuh"
-#include "cuda/split_cache.cuh"
+#include "cuda/split_grid.cuh"
 
 namespace photon::cuda {
-
-constexpr int kWarpGroupTokens = 64;  // positions that a warp group takes in a step
-
-// Vectors of tokens and heads, in the strides of a tensor.
-template <typename T>
-struct TokenHeads {
-  T* base;
-  int token_stride, head_stride;
-
-  TokenHeads(T* base, int64_t token_stride, int64_t head_stride)
-      : base(base),
-        token_stride(static_cast<int>(token_stride)),
-        head_stride(static_cast<int>(head_stride)) {}
-
-  __device__ T* at(int token, int head) const {
-    return base + static_cast<int64_t>(token) * token_stride +
-           static_cast<int64_t>(head) * head_stride;
-  }
-};
-
-// What the host has worked out, in 32 bits. A split-KV group: the tile ranges of a tile of query
-// heads of a token.
-struct SplitGrid {
-  const int32_t* decode_meta;
-  int tokens, q_heads, group;  // group: query heads of a KV head
-  Divisor token_split_groups;  // split-KV groups of a token
-  Divisor tiles;               // split-KV groups of a KV head
-  Divisor splits;              // of a long context
-  Divisor blocks;              // of the launch
-  Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
-  int rank_bits;        // log2 of a cluster's CTAs
-  int item_bits;        // log2 of a work item's positions
-  SplitCache cache;
-  TokenHeads<const Bf16> q, k, v;
-  TokenHeads<Bf16> out;
-
-  __device__ int ranks() const { return 1 << rank_bits; }
-  // What falls to a rank, of so many things, at most.
-  __device__ int each_rank(int things) const { return (things + ranks() - 1) >> rank_bits; }
-
-  __device__ unsigned items_of(int32_t length) const {
-    return (static_cast<unsigned>(length) + (1u << item_bits) - 1) >> item_bits;
-  }
-
-  // Positions that a token attends to, if it is live.
-  __device__ int32_t kv_len(int token) const {
-    return cache.kv_len(load_token(decode_meta, token));
-  }
-};
 
 // How a token's context is cut.
 struct TokenCut {
@@ -116,22 +67,22 @@ struct TokenCut {
 // A CTA's share of the work of all split-KV groups: some of their work items; or, where that is
 // about as even, whole split-KV groups, whose splits need no reduction across CTAs then.
 struct CtaSplits {
-  // How many more positions a CTA may take in a cluster, or with whole split-KV groups, than in an
-  // even division, because both save the reduction in global memory.
-  static constexpr unsigned kClusterTokens = 256, kSplitGroupTokens = 128;
+  // How many more positions a CTA may take in a cluster than in an even division, because that
+  // saves the reduction in global memory.
+  static constexpr unsigned kClusterTokens = 256;
 
   unsigned each, begin, end;  // in work items; or in split-KV groups
   bool in_clusters;           // a cluster has a split-KV group
   bool of_split_groups;       // a CTA has whole split-KV groups
+  bool by_length;             // and they are dealt out longest first (split_ranges.cuh)
   bool has_dead;              // there are tokens that attend to nothing
 
   // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
   // each lane gets the cut of its token in it.
+  template <bool kMany>
   __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
-      const int32_t length = grid.kv_len(i);
+    const auto add = [&](int32_t length) {
       own = TokenCut::of(grid, length);
       items += own.items;
       live += own.items > 0 ? 1 : 0;
@@ -139,6 +90,17 @@ struct CtaSplits {
       // A longer context may have more splits than a CTA of a cluster has room for
       // (ReductionMemory).
       rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
+    };
+    if constexpr (kMany) {
+#pragma unroll 1
+      for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
+        const LaneLengths lengths(grid, from);
+#pragma unroll
+        for (const int32_t length : lengths.of) add(length);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) add(grid.kv_len(i));
     }
     live = __reduce_add_sync(kFullWarp, live);
     const unsigned each_items =
@@ -147,12 +109,19 @@ struct CtaSplits {
     const bool in_clusters =
         grid.rank_bits > 0 &&
         __reduce_max_sync(kFullWarp, rank_items) <= each_items + (kClusterTokens >> grid.item_bits);
-    const bool of_split_groups =
-        uint64_t{__reduce_max_sync(kFullWarp, longest)} * each_split_groups <=
-        each_items + (kSplitGroupTokens >> grid.item_bits);
+    longest = __reduce_max_sync(kFullWarp, longest);
+    const unsigned most = each_items + grid.slack;
+    const bool is_even = uint64_t{longest} * each_split_groups <= most;
+    const bool by_length = kMany && grid.is_longest_first && !is_even && longest <= most;
+    const bool of_split_groups = is_even || by_length;
     const unsigned each = of_split_groups ? each_split_groups : each_items;
-    return {each,        blockIdx.x * each, blockIdx.x * each + each,
-            in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
+    return {each,
+            blockIdx.x * each,
+            blockIdx.x * each + each,
+            in_clusters,
+            of_split_groups,
+            by_length,
+            live < static_cast<unsigned>(grid.tokens)};
   }
 
   // How much of a share a split-KV group is, in the units of `each`.
@@ -199,10 +168,11 @@ struct RangeCursor {
 
   // Finds the share's first tile range; in a cluster, the CTA's part of the cluster's split-KV
   // group, which CTAs without splits get to know, too. `own`: as in CtaSplits::of_cta().
+  template <bool kMany>
   __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     if (share.in_clusters) return seek_cluster(grid, own);
     split_group_begin = 0;
-    seek_token(grid, share, own);
+    seek_token<kMany>(grid, share, own);
     if (index >= grid.tokens) return;
     open_first_token(grid, own);
     split_group = share.begin - split_group_begin;
@@ -218,6 +188,20 @@ struct RangeCursor {
     close_range(share);
     if (split >= cut.splits) next(grid, share);
     if (split >= end_split) index = grid.tokens;
+  }
+
+  // A whole split-KV group of a live token.
+  __device__ static RangeCursor whole(const SplitGrid& grid, int index, unsigned split_group) {
+    RangeCursor range = none(grid);
+    range.index = index;
+    range.split_group = split_group;
+    range.open_token(grid);
+    range.end_split = range.cut.splits;
+    return range;
+  }
+
+  __device__ static RangeCursor none(const SplitGrid& grid) {
+    return {grid.tokens, 0, 0, {-1, 0, 0}, 0, {}, 0, 0};
   }
 
   // Whether the share has ended is asked first, because many dead tokens may follow its last live
@@ -281,30 +265,45 @@ struct RangeCursor {
 
   // Finds the token in which the share begins, and where that token begins in the count of work
   // items or split-KV groups. The whole warp must call it.
+  template <bool kMany>
   __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
-    const int lane = threadIdx.x % kWarpSize;
+    if constexpr (kMany) {
 #pragma unroll 1
-    for (int from = 0; from < grid.tokens; from += kWarpSize) {
-      unsigned items = own.items;
-      if (grid.tokens > kWarpSize)
-        items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
-      const unsigned size = share.size_of(items) * grid.token_split_groups.of;
-      unsigned end = size;
+      for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
+        const LaneLengths lengths(grid, from);
 #pragma unroll
-      for (int offset = 1; offset < kWarpSize; offset *= 2) {
-        const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
-        if (lane >= offset) end += before;
+        for (int j = 0; j < LaneLengths::kOfLane; ++j) {
+          if (seek_lane(grid, share, grid.items_of(lengths.of[j]), from + j * kWarpSize)) return;
+        }
       }
-      const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
-      if (beyond != 0) {
-        const int found = __ffs(static_cast<int>(beyond)) - 1;
-        index = from + found;
-        split_group_begin += __shfl_sync(kFullWarp, end - size, found);
-        return;
-      }
-      split_group_begin += __shfl_sync(kFullWarp, end, kWarpSize - 1);
+    } else {
+      if (seek_lane(grid, share, own.items, 0)) return;
     }
     index = grid.tokens;
+  }
+
+  // The same within the tokens from `from` on, one a lane, which have so many work items. Returns
+  // whether the share begins there.
+  __device__ bool seek_lane(const SplitGrid& grid, const CtaSplits& share, unsigned items,
+                            int from) {
+    const unsigned size = share.size_of(items) * grid.token_split_groups.of;
+    const unsigned all = __reduce_add_sync(kFullWarp, size);
+    if (split_group_begin + all <= share.begin) {
+      split_group_begin += all;
+      return false;
+    }
+    const int lane = threadIdx.x % kWarpSize;
+    unsigned end = size;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
+      if (lane >= offset) end += before;
+    }
+    const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
+    const int found = __ffs(static_cast<int>(beyond)) - 1;
+    index = from + found;
+    split_group_begin += __shfl_sync(kFullWarp, end - size, found);
+    return true;
   }
 
   __device__ void open_token(const SplitGrid& grid) {

@@ -369,6 +369,82 @@ def test_a_token_has_the_same_bits_however_many_blocks_it_meets_in(
             assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
 
+# --- many tokens, which lone warps take -----------------------------------------------------------
+
+
+def many(device: str, kind: str, group: int, seed: int = 0) -> Decode:
+    """100 tokens of two KV heads. Contexts are short, one is dead; of kind "long" one is so long
+    that no share of the work has it whole.
+    """
+    lengths = [1 + 53 * i % 130 for i in range(100)]
+    lengths[3], lengths[6], lengths[7], lengths[99] = 0, 64, 65, 320
+    if kind == "long":
+        lengths[40] = 2100
+    page_size = {"wide pages": 48, "rows": None}.get(kind, 16)
+    step = decode(
+        device,
+        lengths,
+        2 * group,
+        2,
+        128,
+        page_size=page_size or 1,
+        paged=page_size is not None,
+        normed=group % 2 == 0,
+        seed=seed,
+    )
+    if kind == "heads side by side":  # as an engine's pages have them
+        step.cache.k, step.cache.v = step.cache.k.contiguous(), step.cache.v.contiguous()
+    step.q.mul_(4)  # weights of many sizes
+    return step
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["short", "long", "heads side by side", "wide pages", "rows"])
+def test_many_tokens_are_near_the_reference_and_have_the_bits_of_few(
+    monkeypatch: pytest.MonkeyPatch, device: str, kind: str, group: int
+) -> None:
+    """Few tokens at a time are another kernel's; and so the work is dealt out in other ways."""
+    step, few = many(device, kind, group), many(device, kind, group)
+    exact, _ = step.expected()
+    together = step.run()
+    assert_close(together, exact, slack=0.5)
+    assert_same_bits(together[3], torch.zeros_like(together[3]))
+    for first in range(0, 100, 25):
+        num_tokens = torch.arange(first, first + 25)
+        assert_same_bits(few.run(num_tokens), together[num_tokens.to(device)])
+    assert_same_bits(step.cache.k, few.cache.k)
+    assert_same_bits(step.cache.v, few.cache.v)
+    for sms in (1, 2, 5, 40):
+        set_sms(monkeypatch, device, sms)
+        assert_same_bits(step.run(), together)
+        assert_same_bits(step.run(torch.arange(99, 1, -1)), together[2:].flip(0))
+
+
+@pytest.mark.parametrize("page", [-1, 10**6, 2**31 - 1])
+def test_of_many_tokens_a_page_that_cannot_be_is_not_read(device: str, page: int) -> None:
+    step = many(device, "short", 2)
+    assert step.cache.page_table is not None
+    right = step.run()
+    step.cache.page_table[100, 1] = page  # of the context: its positions are left out
+    step.cache.page_table[100, 19] = page  # of the new position: the token has no place
+    step.cache.page_table[96, 0] = page
+    few = step.run(torch.tensor([95, 99]))
+    out = step.run()
+    assert_same_bits(out[[95, 99]], few)
+    assert_same_bits(out[99], torch.zeros_like(out[99]))
+    others = [*range(95), 96, 97, 98]
+    assert_same_bits(out[others], right[others])
+
+
+def test_many_tokens_leave_the_workspace_as_it_was(device: str) -> None:
+    step = many(device, "long", 2)
+    workspace = workspace_of(step.q, step.cache)
+    right = step.run()
+    for _ in range(2):
+        assert_same_bits(step.run(workspace=workspace), right)
+    assert (workspace[: len(workspace) // 512 * 4] == 0).all()  # the counters
+
+
 # --- the workspace --------------------------------------------------------------------------------
 
 

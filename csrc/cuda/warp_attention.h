@@ -1,0 +1,14 @@
+// Split attention of many tokens: see warp_attention.cu.
+#pragma once
+#include "common/params.h"
+
+namespace photon::cuda {
+
+// Whether lone warps take this call, which fits split attention (split_attention.h): more than 96
+// tokens, heads of 128, up to 4 query heads of a KV head, pages of whole tiles of 16 positions (or
+// rows that are one page each), and strides of a tensor's rows.
+bool warp_attention_fits(const FusedAttentionDecodeParams& p);
+
+int warp_attention(const FusedAttentionDecodeParams& p, void* stream);
+
+}  // namespace photon::cuda
