@@ -60,7 +60,6 @@ CHAINED = (
     "embedding",
     "kernels",
     "lora",
-    "lora_linear",
     "mlp",
     "norm",
     "rope_append",

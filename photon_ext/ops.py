@@ -67,9 +67,6 @@ _NAMES = (
     "lora_expand_",
     "spatial_features_into",
     "choose_value_",
-    "lora_norm_linear_into",
-    "lora_linear_residual_",
-    "lora_norm_swiglu_into",
     "rope_append_kv_",
     "paged_attention_into",
     "fused_attention_decode_into",
@@ -98,9 +95,6 @@ _lora_shrink = _op["lora_shrink_into"]
 _lora_expand = _op["lora_expand_"]
 _spatial_features = _op["spatial_features_into"]
 _choose_value = _op["choose_value_"]
-_lora_norm_linear = _op["lora_norm_linear_into"]
-_lora_linear_residual = _op["lora_linear_residual_"]
-_lora_norm_swiglu = _op["lora_norm_swiglu_into"]
 _rope_append_kv = _op["rope_append_kv_"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
@@ -799,147 +793,6 @@ def choose_value_(
         vocab: the id of the first value.
     """
     _choose_value(sampled, logits, segments, tables, vocab)
-
-
-LORA_EXCHANGE_WORDS = 4 + 4 * 64 * 3 * 16  # csrc/common/lora.h: kLoraExchangeWords
-
-
-def lora_norm_linear_into(
-    out: Tensor,
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    counts: Tensor | None,
-    h: Tensor,
-    a: Tensor,
-    b: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    first_rows: int,
-    exchange: Tensor,
-    hopper: bool = False,
-    pdl: bool = False,
-    workspace: Tensor | None = None,
-) -> None:
-    """:func:`lora_shrink_into` h, :func:`norm_linear_into` out, and :func:`lora_expand_` of out, in
-    one kernel where it can be: tokens without an adapter have the bits of
-    :func:`norm_linear_into`.
-
-    Args:
-        out, x, norm_weight, eps, weight, bias, counts, workspace: of :func:`norm_linear_into`.
-        h: [T, parts * rank], scratch.
-        a, b, decode_meta, row_state, first_rows: as in :func:`lora_shrink_into` and
-            :func:`lora_expand_`.
-        exchange: float32 [words], contiguous, at least LORA_EXCHANGE_WORDS, zeroed once by its
-            owner: what CTAs of the kernel tell each other. Calls that share it run one after the
-            other.
-        hopper: as in :func:`norm_linear_into`. Where the rank is 8 or 16, there are up to 3 parts
-            of multiples of 8 rows, and rows of A and B are whole vectors of 16 bytes, a Hopper
-            kernel does all of it for up to 64 tokens; it has an SM for each of its CTAs. More have
-            three kernels, with the same bits: the products of A and B are summed in an order of
-            their own. Elsewhere it is the three ops.
-        pdl: as in :func:`norm_linear_into` and :func:`lora_shrink_into`; adapters count as weights.
-    """
-    _lora_norm_linear(
-        out,
-        x,
-        norm_weight,
-        eps,
-        weight,
-        bias,
-        counts,
-        h,
-        a,
-        b,
-        decode_meta,
-        row_state,
-        first_rows,
-        exchange,
-        hopper,
-        pdl,
-        workspace,
-    )
-
-
-def lora_linear_residual_(
-    residual: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    counts: Tensor | None,
-    h: Tensor,
-    a: Tensor,
-    b: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    exchange: Tensor,
-    hopper: bool = False,
-    pdl: bool = False,
-) -> None:
-    """:func:`linear_residual_` and what adapters add to the residual, a linear of one part; all
-    else as in :func:`lora_norm_linear_into`.
-    """
-    _lora_linear_residual(
-        residual,
-        x,
-        weight,
-        bias,
-        counts,
-        h,
-        a,
-        b,
-        decode_meta,
-        row_state,
-        exchange,
-        hopper,
-        pdl,
-    )
-
-
-def lora_norm_swiglu_into(
-    out: Tensor,
-    gate_up: Tensor,
-    x: Tensor,
-    norm_weight: Tensor,
-    eps: float,
-    weight: Tensor,
-    bias: Tensor | None,
-    counts: Tensor | None,
-    h: Tensor,
-    a: Tensor,
-    b: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    exchange: Tensor,
-    hopper: bool = False,
-    pdl: bool = False,
-    workspace: Tensor | None = None,
-) -> None:
-    """:func:`lora_norm_linear_into` of gate and up, two parts, and :func:`silu_mul_into` out [T,
-    intermediate]: tokens without an adapter have the bits of :func:`norm_swiglu_into`. `gate_up`:
-    [T, 2 * intermediate], scratch, which one kernel leaves as it is.
-    """
-    _lora_norm_swiglu(
-        out,
-        gate_up,
-        x,
-        norm_weight,
-        eps,
-        weight,
-        bias,
-        counts,
-        h,
-        a,
-        b,
-        decode_meta,
-        row_state,
-        exchange,
-        hopper,
-        pdl,
-        workspace,
-    )
 
 
 # --- attention ------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 // 0 is no adapter and has no memory; slot s is matrix s - 1 of a stack.
 #pragma once
 #include "dtype.h"
-#include "params.h"
 #include "row_state.h"
 #include "token.h"
 
@@ -46,39 +45,5 @@ struct LoraExpandParams {
   bool pdl;
   DType dtype;
 };
-
-// Linears with adapters: lora_shrink, the linear and lora_expand one after the other, or a Hopper
-// kernel that does all of it. `exchange`: its workspace, [kLoraExchangeWords], zeroed once by its
-// owner; calls that share it run one after the other.
-struct LoraNormLinearParams {
-  LoraShrinkParams shrink;
-  NormLinearParams linear;
-  LoraExpandParams expand;
-  float* exchange;
-};
-
-struct LoraResidualParams {
-  LoraShrinkParams shrink;
-  LinearResidualParams linear;
-  LoraExpandParams expand;
-  float* exchange;
-};
-
-// The linear and its expand write gate_up, scratch, and silu_mul follows.
-struct LoraNormSwigluParams {
-  LoraShrinkParams shrink;
-  NormLinearParams linear;
-  LoraExpandParams expand;
-  SiluMulParams silu_mul;
-  float* exchange;
-};
-
-// Of the Hopper kernels: adapters of up to so high a rank, linears of up to so many parts, steps of
-// up to so many tokens; what A makes of a token is added up from up to so many sums.
-constexpr int64_t kLoraRank = 16, kLoraParts = 3, kLoraTokens = 64, kLoraSums = 4;
-// Two counts (and two words that bring what follows to whole vectors), then the sums.
-constexpr int64_t kLoraCounts = 4;
-constexpr int64_t kLoraExchangeWords =
-    kLoraCounts + kLoraSums * kLoraTokens * kLoraParts * kLoraRank;
 
 }  // namespace photon

@@ -56,23 +56,4 @@ void lora_expand(const LoraExpandParams& p) {
   });
 }
 
-void lora_norm_linear(const LoraNormLinearParams& p) {
-  lora_shrink(p.shrink);
-  norm_linear(p.linear);
-  lora_expand(p.expand);
-}
-
-void lora_linear_residual(const LoraResidualParams& p) {
-  lora_shrink(p.shrink);
-  linear_residual(p.linear);
-  lora_expand(p.expand);
-}
-
-void lora_norm_swiglu(const LoraNormSwigluParams& p) {
-  lora_shrink(p.shrink);
-  norm_linear(p.linear);
-  lora_expand(p.expand);
-  silu_mul(p.silu_mul);
-}
-
 }  // namespace photon::cpu

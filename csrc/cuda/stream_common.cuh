@@ -209,34 +209,9 @@ struct Stage {
 
 // --- outputs -------------------------------------------------------------------------------------
 
-// What adapters add to a pass's outputs: for most kernels nothing.
-template <bool kAdapted>
-struct Added {
-  template <typename T>
-  __device__ static T plus(T v, int, int, int) {
-    return v;
-  }
-};
-
-template <>
-struct Added<true> {
-  const Bf16* values;    // [tile][tokens][16 rows], of tokens that have an adapter
-  const int32_t* slots;  // [tokens]; 0: none
-  int tokens;
-
-  // The sum of a value and of what is added to this row of a tile for a token, rounded.
-  __device__ float plus(float v, int tile, int token, int row) const {
-    if (slots[token] == 0) return v;
-    return rounded<Bf16>(v + to_float(values[(tile * tokens + token) * kTileRows + row]));
-  }
-  __device__ Bf16 plus(Bf16 v, int tile, int token, int row) const {
-    return from_float<Bf16>(plus(to_float(v), tile, token, row));
-  }
-};
-
 // From sums to outputs.
-template <Epilogue kEpilogue, bool kAdapted = false>
-struct Output : Added<kAdapted> {
+template <Epilogue kEpilogue>
+struct Output {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
 
   const Params& p;
@@ -309,16 +284,13 @@ struct Output : Added<kAdapted> {
     const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
     if (is_swiglu<kEpilogue>(p)) {
       if (first >= 0)
-        out[first] = silu_times<Bf16>(
-            this->plus(rounded<Bf16>(low + bias(first)), tile, token, g),
-            this->plus(rounded<Bf16>(high + bias(p.n + first)), tile, token, g + kHalfTileRows));
+        out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)),
+                                      rounded<Bf16>(high + bias(p.n + first)));
     } else {
       const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
       const Bf16* before = old + (tile * tokens + token) * kTileRows + g;
-      if (first >= 0) out[first] = this->plus(finished(low + bias(first), before), tile, token, g);
-      if (second >= 0)
-        out[second] = this->plus(finished(high + bias(second), before + kHalfTileRows), tile, token,
-                                 g + kHalfTileRows);
+      if (first >= 0) out[first] = finished(low + bias(first), before);
+      if (second >= 0) out[second] = finished(high + bias(second), before + kHalfTileRows);
     }
   }
 

@@ -394,10 +394,13 @@ __device__ void run_block(const Params& p) {
   filler.fill();
   const Finish<Size, kEpilogue> finish{p, at, shared, share.tiles, active};
   Bf16* const old = finish.template place<Bf16>(at.old);
-  Output<kEpilogue> output{{},      p,
-                           share,   finish.template place<const float>(at.squares),
-                           old,     finish.template place<float>(at.peer),
-                           arrived, kTokens,
+  Output<kEpilogue> output{p,
+                           share,
+                           finish.template place<const float>(at.squares),
+                           old,
+                           finish.template place<float>(at.peer),
+                           arrived,
+                           kTokens,
                            0};
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);

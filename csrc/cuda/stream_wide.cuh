@@ -55,12 +55,11 @@ template <typename Size>
 struct Layout {
   static constexpr bool kPartialFits = Size::kPartialBytes <= kLeastXStages * Size::kXBytes;
 
-  int ring, x_ring, partial, gain, squares, old, peer, adapters, barriers, end;
+  int ring, x_ring, partial, gain, squares, old, peer, barriers, end;
 
   // The sums of an only pass lie where the first group's x was, which has been read by then.
   constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, bool has_one_pass,
-                                       int peer_tiles, int k, bool normalizes, bool adds,
-                                       int adapter_bytes)
+                                       int peer_tiles, int k, bool normalizes, bool adds)
       : ring(0),
         x_ring(ring + ring_bytes),
         partial(has_one_pass && kPartialFits ? x_ring : x_ring + x_bytes),
@@ -68,8 +67,7 @@ struct Layout {
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
         old(squares + (normalizes ? kSlices * Size::kTokens * 4 : 0)),
         peer(old + (adds ? Size::kMTiles * kWarpgroupRows * Size::kTokens * 2 : 0)),
-        adapters(peer + peer_tiles * kTileRows * Size::kTokens * 4),
-        barriers(adapters + adapter_bytes),
+        barriers(peer + peer_tiles * kTileRows * Size::kTokens * 4),
         end(barriers +
             (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
@@ -296,9 +294,8 @@ struct Multiplier {
   __device__ int own_tokens() const { return group.warp % kSliceWarps * kOwnTiles; }
 
   // The sums of one pass over x. `gains`: where they are in shared memory.
-  template <typename Filler, typename XFiller, typename Adapters>
-  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains,
-                      Adapters& adapters) {
+  template <typename Filler, typename XFiller>
+  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains) {
     clear();
     own_gain = computed_now(
         gains +
@@ -308,9 +305,6 @@ struct Multiplier {
         pass.count);  // or the compiler takes what follows for something that lanes may do apart
 #pragma unroll 1
     for (int step = 0; step < group.steps; step += kChunkSteps) {
-      if constexpr (Adapters::kAny) {
-        if (step + kChunkSteps == group.steps && pass.first == 0) adapters.look(group);
-      }
 #pragma unroll
       for (int i = 0; i < kChunkSteps; ++i) add_step(i, m_tiles, filler, x_filler);
     }
@@ -416,16 +410,9 @@ struct Multiplier {
   }
 };
 
-// What a kernel does besides for adapters: this one nothing. See lora_wide.cuh.
-struct NoAdapters {
-  static constexpr bool kAny = false;
-  static constexpr int kBytes = 0;  // of shared memory
-  struct Rows {};
-};
-
 // The end of a pass: the second group adds the first group's sums, in shared memory, to its own,
 // and they become outputs.
-template <typename Size, Epilogue kEpilogue, typename Adapters>
+template <typename Size, Epilogue kEpilogue>
 struct Finish {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   using Sums = Multiplier<Size, kNormalizes>;
@@ -439,27 +426,21 @@ struct Finish {
   float* partial;  // [tile][token][kPartialPitch]
   float* squares;  // [slice][tokens]
   int active;      // tokens that live
-  Adapters& adapters;
 
   // All threads together.
-  __device__ void run(const Sums& sums, const Pass& pass,
-                      const Output<kEpilogue, Adapters::kAny>& output) const {
+  __device__ void run(const Sums& sums, const Pass& pass, const Output<kEpilogue>& output) const {
     if constexpr (kNormalizes) put_squares(sums);
     if (sums.group.index == 0)
       for_sums(sums, pass,
                [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i); });
-    [[maybe_unused]] typename Adapters::Rows rows;
-    if constexpr (Adapters::kAny) adapters.ask(sums.group, row_tiles(pass, output), output, rows);
     __syncthreads();
     if (sums.group.index == 1)
       for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) {
         *place = own.total(m, i, *place);
       });
-    if constexpr (Adapters::kAny)
-      adapters.expand(sums.group, row_tiles(pass, output), output, rows);
     if constexpr (!kNormalizes) wait_copies<0>();
     __syncthreads();
-    const int tiles = row_tiles(pass, output);
+    const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
     const int g = threadIdx.x % kHalfTileRows, place = threadIdx.x / kHalfTileRows;
 #pragma unroll 1
     for (int token = place % kTokensAtOnce; token < active; token += kTokensAtOnce) {
@@ -473,11 +454,6 @@ struct Finish {
   }
 
  private:
-  __device__ int row_tiles(const Pass& pass,
-                           const Output<kEpilogue, Adapters::kAny>& output) const {
-    return min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
-  }
-
   __device__ void put_squares(const Sums& sums) const {
     const LaneVectors at;
     if (at.group / 2 != at.thread) return;
@@ -550,19 +526,17 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
   }
 }
 
-// `adapters`: see NoAdapters.
-template <typename Size, Epilogue kEpilogue, typename Adapters = NoAdapters>
-__device__ void run_block(const Params& p, Adapters adapters = {}) {
+template <typename Size, Epilogue kEpilogue>
+__device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
-  if constexpr (Adapters::kAny) adapters.load();
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
   const CtaTiles share = cta_tiles<kEpilogue>(p);
   const Group group(p, share);
   const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes,
                         has_one_pass(p), is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k,
-                        kNormalizes, !kNormalizes, Adapters::kBytes);
+                        kNormalizes, !kNormalizes);
   const Barriers barriers(shared + at.barriers, group.index);
   Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
   const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr,
@@ -581,21 +555,16 @@ __device__ void run_block(const Params& p, Adapters adapters = {}) {
   filler.fill();
   const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
   Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
-  Output<kEpilogue, Adapters::kAny> output{
-      {}, p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
-  if constexpr (Adapters::kAny)
-    static_cast<Added<true>&>(output) = adapters.begin(at.adapters, active);
+  Output<kEpilogue> output{
+      p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring);
-  const Finish<Size, kEpilogue, Adapters> finish{
-      p, share, floats(at.partial), floats(at.squares), active, adapters};
+  const Finish<Size, kEpilogue> finish{p, share, floats(at.partial), floats(at.squares), active};
   wait_copies<0>();
   __syncthreads();  // all gains are there
-  if constexpr (Adapters::kAny) adapters.prefetch();
   wait_for_earlier();
   fence_async_global();  // x is read by copies
   x_filler.fill();
-  if constexpr (Adapters::kAny) adapters.shrink(shared + at.gain);
 
 #pragma unroll 1
   for (Pass pass = pass_from(0, p.pass_tiles, group.m_tiles); pass.count > 0;
@@ -606,10 +575,9 @@ __device__ void run_block(const Params& p, Adapters adapters = {}) {
       output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
                        active, kThreads);
     }
-    multiplier.run(pass, filler, x_filler, at.gain, adapters);
+    multiplier.run(pass, filler, x_filler, at.gain);
     finish.run(multiplier, pass, output);
   }
-  if constexpr (Adapters::kAny) adapters.end();
 }
 
 }  // namespace wide

@@ -1,20 +1,51 @@
 // norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it
 // in a layer.
+#include "common/hopper_columns.h"
 #include "ops/dispatch.h"
-#include "ops/fused_linear_args.h"
+#include "ops/linear_args.h"
 
 namespace photon::ops {
 namespace {
+
+// A workspace for `x` [tokens, k], of which nothing else of the call may hold a part.
+OptionalArg workspace_argument(Args& arg, const std::optional<Tensor>& workspace_, const Arg& x,
+                               std::initializer_list<const Arg*> others) {
+  OptionalArg workspace = arg("workspace", workspace_);
+  if (!workspace) return workspace;
+  workspace->float32()
+      .rank(1, "[words]")
+      .contiguous()
+      .at_least(0, linear_workspace_words(x.size(0), x.size(1)),
+                "linear_workspace_words of this call's shapes");
+  workspace->written(others);
+  return workspace;
+}
 
 void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
                  const std::optional<Tensor>& workspace_) {
   Args arg("norm_linear_into");
-  const NormLinearArgs args(arg, "out", out_, x_, norm_weight_, weight_, bias_, counts_,
-                            workspace_);
-  const NormLinearParams p = args.params(eps, hopper, pdl);
-  PHOTON_DISPATCH(norm_linear, args.linear.out, p);
+  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, counts_);
+  const Arg norm_weight = arg("norm_weight", norm_weight_)
+                              .dtype_of(args.x)
+                              .shape({args.x.size(1)}, "[k of x]")
+                              .contiguous();
+  args.out.written({&norm_weight});
+  const OptionalArg workspace = workspace_argument(
+      arg, workspace_, args.x,
+      {&args.out, &args.x, &norm_weight, &args.weight, args.bias.get(), args.counts.get()});
+
+  NormLinearParams p{};
+  args.fill(p);
+  p.out = args.out.data<void>();
+  p.out_stride = args.out.stride(0);
+  p.norm_weight = norm_weight.data<void>();
+  p.workspace = workspace.data<float>();
+  p.eps = check_epsilon(args.out.op(), eps);
+  p.hopper = hopper;
+  p.pdl = pdl;
+  PHOTON_DISPATCH(norm_linear, args.out, p);
 }
 
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
@@ -22,7 +53,13 @@ void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& we
                      bool hopper, bool pdl) {
   Args arg("linear_residual_");
   const LinearArgs args(arg, "residual", residual_, x_, weight_, bias_, counts_);
-  const LinearResidualParams p = residual_params(args, hopper, pdl);
+
+  LinearResidualParams p{};
+  args.fill(p);
+  p.residual = args.out.data<void>();
+  p.residual_stride = args.out.stride(0);
+  p.hopper = hopper;
+  p.pdl = pdl;
   PHOTON_DISPATCH(linear_residual, args.out, p);
 }
 

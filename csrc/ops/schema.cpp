@@ -72,21 +72,6 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "choose_value_(Tensor(a!) sampled, Tensor logits, Tensor segments, Tensor[] tables, int "
       "vocab) -> ()");
-  // lora_linear
-  m.def(
-      "lora_norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
-      "weight, Tensor? bias, Tensor? counts, Tensor(b!) h, Tensor a, Tensor b, Tensor decode_meta, "
-      "Tensor row_state, int first_rows, Tensor(c!) exchange, bool hopper=False, bool pdl=False, "
-      "Tensor(d!)? workspace=None) -> ()");
-  m.def(
-      "lora_linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias, Tensor? "
-      "counts, Tensor(b!) h, Tensor a, Tensor b, Tensor decode_meta, Tensor row_state, Tensor(c!) "
-      "exchange, bool hopper=False, bool pdl=False) -> ()");
-  m.def(
-      "lora_norm_swiglu_into(Tensor(a!) out, Tensor(b!) gate_up, Tensor x, Tensor norm_weight, "
-      "float eps, Tensor weight, Tensor? bias, Tensor? counts, Tensor(c!) h, Tensor a, Tensor b, "
-      " Tensor decode_meta, Tensor row_state, Tensor(d!) exchange, bool hopper=False, "
-      "bool pdl=False, Tensor(e!)? workspace=None) -> ()");
   // attention
   m.def(
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "

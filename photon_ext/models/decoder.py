@@ -276,49 +276,21 @@ class Decoder:
         the first of them start: it waits for the head of the step. Behind a kernel that does not
         let the next one start, one starts when that has ended.
         """
-        lora = self.lora if step.lora else None
+        residual = buffers.residual
         for index, layer in enumerate(self.weights.layers):
-            self._fused_qkv(index, layer, step, buffers, counts, lora)
+            self._shrink(residual, index, "qkv", step, layer.input_norm, fused=True)
+            self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
+            self._expand(buffers.qkv, index, "qkv", step, fused=True)
             self._attention.run(index, layer, step, buffers, fused=True)
-            self._add_linear(index, "o", buffers.attention, step, buffers, counts, lora)
-            self._fused_gate_up(index, layer, step, buffers, counts, lora)
-            self._add_linear(index, "down", buffers.act, step, buffers, counts, lora)
-
-    def _fused_qkv(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        counts: torch.Tensor,
-        lora: LoraSlots | None,
-    ) -> None:
-        """`buffers.residual` to `buffers.qkv`. `lora`: with adapters, which give rows without one
-        the same bits.
-        """
-        qkv, x, norm = buffers.qkv, buffers.residual, layer.input_norm
-        if lora is None:
-            self._norm_linear(qkv, x, norm, layer.qkv, counts)
-        else:
-            lora.norm_qkv(qkv, x, norm, layer.qkv, counts, index, step, self._linear_workspace)
-
-    def _add_linear(
-        self,
-        index: int,
-        name: str,
-        x: torch.Tensor,
-        step: StepTensors,
-        buffers: Activations,
-        counts: torch.Tensor,
-        lora: LoraSlots | None,
-    ) -> None:
-        """Adds the linear `name`, O or down, of `x` to `buffers.residual`."""
-        layer = self.weights.layers[index]
-        linear = layer.o if name == "o" else layer.down
-        if lora is None:
-            ops.linear_residual_(buffers.residual, x, *linear, counts, hopper=True, pdl=True)
-        else:
-            lora.linear_residual(buffers.residual, x, linear, counts, index, name, step)
+            self._shrink(buffers.attention, index, "o", step, fused=True)
+            ops.linear_residual_(
+                residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
+            )
+            self._expand(residual, index, "o", step, fused=True)
+            self._fused_gate_up(index, layer, step, buffers, counts)
+            self._shrink(buffers.act, index, "down", step, fused=True)
+            ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
+            self._expand(residual, index, "down", step, fused=True)
 
     def _fused_gate_up(
         self,
@@ -327,27 +299,21 @@ class Decoder:
         step: StepTensors,
         buffers: Activations,
         counts: torch.Tensor,
-        lora: LoraSlots | None,
     ) -> None:
-        """`buffers.residual` to `buffers.act`."""
-        out, x, norm = buffers.act, buffers.residual, layer.post_norm
-        if lora is not None:
-            lora.norm_swiglu(
-                out,
-                buffers.gate_up,
-                x,
-                norm,
-                layer.gate_up,
-                counts,
-                index,
-                step,
-                self._linear_workspace,
-            )
+        """`buffers.residual` to `buffers.act`: in one op, or with adapters in several, which give
+        rows without one the same bits.
+        """
+        if step.lora:
+            norm, residual = layer.post_norm, buffers.residual
+            self._shrink(residual, index, "gate_up", step, norm, fused=True)
+            self._norm_linear(buffers.gate_up, residual, norm, layer.gate_up, counts)
+            self._expand(buffers.gate_up, index, "gate_up", step, fused=True)
+            ops.silu_mul_into(buffers.act, buffers.gate_up)
             return
         ops.norm_swiglu_into(
-            out,
-            x,
-            norm,
+            buffers.act,
+            buffers.residual,
+            layer.post_norm,
             self.config.rms_eps,
             *layer.gate_up,
             counts,
@@ -376,19 +342,29 @@ class Decoder:
             workspace=self._linear_workspace,
         )
 
-    def _shrink(self, x: torch.Tensor, index: int, name: str, step: StepTensors) -> None:
+    def _shrink(
+        self,
+        x: torch.Tensor,
+        index: int,
+        name: str,
+        step: StepTensors,
+        norm: torch.Tensor | None = None,
+        fused: bool = False,
+    ) -> None:
         """In a step with adapters, what they make of the input of the linear `name` of layer
-        `index`.
+        `index`. Before the linear, which loads its weights meanwhile.
         """
         if step.lora:
             assert self.lora is not None
-            self.lora.shrink(x, index, name, step)
+            self.lora.shrink(x, index, name, step, norm, pdl=fused)
 
-    def _expand(self, out: torch.Tensor, index: int, name: str, step: StepTensors) -> None:
+    def _expand(
+        self, out: torch.Tensor, index: int, name: str, step: StepTensors, fused: bool = False
+    ) -> None:
         """Adds that to the linear's output."""
         if step.lora:
             assert self.lora is not None
-            self.lora.expand(out, index, name, step)
+            self.lora.expand(out, index, name, step, pdl=fused)
 
 
 def _linear(

@@ -19,7 +19,6 @@ from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from photon_ext.models.weights import Linear
     from photon_ext.runtime.step import StepTensors
 
 RANK_MULTIPLE = 8  # ranks are padded with zeros to whole vectors
@@ -40,16 +39,6 @@ class Pair(NamedTuple):
 
     a: torch.Tensor
     b: torch.Tensor
-
-
-class OfTokens(NamedTuple):
-    """What a linear with adapters takes: h, A and B of all slots, and which slot each token has."""
-
-    h: torch.Tensor
-    a: torch.Tensor
-    b: torch.Tensor
-    decode_meta: torch.Tensor
-    row_state: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -149,9 +138,8 @@ class LoraSlots:
         self._memory = torch.zeros(slots, shape.words, dtype=dtype, device=device)
         self._layers = shape.views(self._memory)
         self._shrunk = torch.zeros(max_tokens * shape.most_columns, dtype=dtype, device=device)
-        self._exchange = torch.zeros(ops.LORA_EXCHANGE_WORDS, device=device)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.nbytes = self._memory.nbytes + self._shrunk.nbytes + self._exchange.nbytes
+        self.nbytes = self._memory.nbytes + self._shrunk.nbytes
         if self._stream is not None:
             torch.cuda.synchronize(device)  # the zeros were written on another stream
 
@@ -180,9 +168,11 @@ class LoraSlots:
         layer: int,
         name: str,
         step: StepTensors,
+        norm: torch.Tensor | None = None,
+        pdl: bool = False,
     ) -> None:
         """The first half of what adapters add to a linear of `x` [T, columns]: `expand` follows,
-        before the next of them.
+        before the next of them. `norm`: x is normalized first. `pdl`: see ops.lora_shrink_into.
         """
         ops.lora_shrink_into(
             self._shrunk_of(len(x), layer, name),
@@ -190,9 +180,14 @@ class LoraSlots:
             self._layers[layer][name].a,
             step.decode_meta,
             step.row_state,
+            norm,
+            self.shape.config.rms_eps,
+            pdl=pdl,
         )
 
-    def expand(self, out: torch.Tensor, layer: int, name: str, step: StepTensors) -> None:
+    def expand(
+        self, out: torch.Tensor, layer: int, name: str, step: StepTensors, pdl: bool = False
+    ) -> None:
         """The second half: it is added to `out`, [T, rows], the output of the linear."""
         ops.lora_expand_(
             out,
@@ -201,88 +196,8 @@ class LoraSlots:
             step.decode_meta,
             step.row_state,
             self.shape.linears[name].rows[0],
+            pdl=pdl,
         )
-
-    def norm_qkv(
-        self,
-        out: torch.Tensor,
-        x: torch.Tensor,
-        norm: torch.Tensor,
-        linear: Linear,
-        counts: torch.Tensor,
-        layer: int,
-        step: StepTensors,
-        workspace: torch.Tensor | None,
-    ) -> None:
-        """The QKV linear of normalized `x`, as a fused layer has it, with adapters."""
-        ops.lora_norm_linear_into(
-            out,
-            x,
-            norm,
-            self.shape.config.rms_eps,
-            *linear,
-            counts,
-            *self._of_tokens(len(x), layer, "qkv", step),
-            self.shape.linears["qkv"].rows[0],
-            self._exchange,
-            hopper=True,
-            pdl=True,
-            workspace=workspace,
-        )
-
-    def norm_swiglu(
-        self,
-        out: torch.Tensor,
-        gate_up: torch.Tensor,
-        x: torch.Tensor,
-        norm: torch.Tensor,
-        linear: Linear,
-        counts: torch.Tensor,
-        layer: int,
-        step: StepTensors,
-        workspace: torch.Tensor | None,
-    ) -> None:
-        """Gate, up and SwiGLU of normalized `x`, likewise; `gate_up` is scratch."""
-        ops.lora_norm_swiglu_into(
-            out,
-            gate_up,
-            x,
-            norm,
-            self.shape.config.rms_eps,
-            *linear,
-            counts,
-            *self._of_tokens(len(x), layer, "gate_up", step),
-            self._exchange,
-            hopper=True,
-            pdl=True,
-            workspace=workspace,
-        )
-
-    def linear_residual(
-        self,
-        residual: torch.Tensor,
-        x: torch.Tensor,
-        linear: Linear,
-        counts: torch.Tensor,
-        layer: int,
-        name: str,
-        step: StepTensors,
-    ) -> None:
-        """A linear that adds to the residual, likewise: O or down."""
-        ops.lora_linear_residual_(
-            residual,
-            x,
-            *linear,
-            counts,
-            *self._of_tokens(len(x), layer, name, step),
-            self._exchange,
-            hopper=True,
-            pdl=True,
-        )
-
-    def _of_tokens(self, tokens: int, layer: int, name: str, step: StepTensors) -> OfTokens:
-        h = self._shrunk_of(tokens, layer, name)
-        return OfTokens(h, *self._layers[layer][name], step.decode_meta, step.row_state)
 
     def _shrunk_of(self, tokens: int, layer: int, name: str) -> torch.Tensor:
         columns = self._layers[layer][name].a.shape[1]

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "cuda/grid.cuh"
 #include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
@@ -564,22 +563,6 @@ __global__ void convert_kernel(const float* in, float* bf16, float* f16, int n) 
   f16[i] = __half2float(__float2half_rn(in[i]));
 }
 
-// out[i]: the sum over all blocks of what their thread i brought, with blocks that wait for each
-// other. `in`: [blocks][kThreads], written here.
-__global__ void grid_kernel(float* out, float* in, int* count, int bug) {
-  auto* const arrived = reinterpret_cast<unsigned*>(count);
-  in[blockIdx.x * kThreads + threadIdx.x] = static_cast<float>(blockIdx.x + threadIdx.x);
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    if (bug != kMissingArrival || blockIdx.x > 0) arrive_in_grid(arrived, 1);
-    wait_in_grid(arrived, gridDim.x);
-  }
-  __syncthreads();
-  float sum = 0.0f;
-  for (unsigned block = 0; block < gridDim.x; ++block) sum += in[block * kThreads + threadIdx.x];
-  out[blockIdx.x * kThreads + threadIdx.x] = sum;
-}
-
 __global__ void fill_kernel(int* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<int>(blockIdx.x);
 }
@@ -709,9 +692,6 @@ EXPORT int fill(int* out, int64_t blocks, int threads, int64_t shared_bytes, int
   const LaunchShape shape{blocks, threads, static_cast<size_t>(shared_bytes),
                           static_cast<unsigned>(cluster)};
   return launch(fill_kernel, shape, nullptr, out);
-}
-EXPORT int grid(float* out, float* in, int* count, int blocks, int bug) {
-  return launch_together(grid_kernel, LaunchShape{blocks, kThreads}, nullptr, out, in, count, bug);
 }
 EXPORT int attribute(int which) { return device_attribute(static_cast<cudaDeviceAttr>(which)); }
 

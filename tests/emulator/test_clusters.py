@@ -273,29 +273,3 @@ def test_values_sent_to_another_block(emulator: Emulator) -> None:
 def test_values_sent_wrongly_are_an_error(emulator: Emulator, bug: int, message: str) -> None:
     for failure in emulator.failures("send", floats(2 * THREADS), bug):
         assert re.search(message, failure), failure
-
-
-# --- grids ----------------------------------------------------------------------------------------
-
-
-def test_blocks_of_a_grid_wait_for_each_other(emulator: Emulator) -> None:
-    blocks = 4
-    expected = sum(block + torch.arange(THREADS) for block in range(blocks))
-    assert isinstance(expected, Tensor)
-    for seed in SEEDS:
-        out, brought, count = floats(blocks, THREADS), floats(blocks, THREADS), ints([0], "cpu")
-        emulator.launch("grid", out, brought, count, blocks, NO_BUG, seed=seed)
-        assert torch.equal(out, expected.float().expand(blocks, THREADS))
-
-
-def test_a_block_that_others_wait_for_in_vain(emulator: Emulator) -> None:
-    for seed in SEEDS:
-        out, brought, count = floats(4, THREADS), floats(4, THREADS), ints([0], "cpu")
-        with pytest.raises(EmulatorError, match=r"wait_in_grid .*others of the grid"):
-            emulator.launch("grid", out, brought, count, 4, MISSING_ARRIVAL, seed=seed)
-
-
-def test_more_blocks_than_the_device_holds_may_not_wait(emulator: Emulator) -> None:
-    out, brought, count = floats(5, THREADS), floats(5, THREADS), ints([0], "cpu")
-    with pytest.raises(EmulatorError, match="invalid configuration"):
-        emulator.launch("grid", out, brought, count, 5, NO_BUG)

@@ -27,7 +27,6 @@ FAMILIES = (
     "fused_linear",
     "linear",
     "lora",
-    "lora_linear",
     "mixed_attention",
     "mlp",
     "norm",

@@ -134,14 +134,6 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("choose_value_", {1: narrower}, "logits has 14 columns, expected 3 x bins"),
         ("choose_value_", {4: 2**31 - 1}, "vocab is 2147483647 and there are 5 bins, expected"),
         (
-            "lora_norm_linear_into",
-            {13: narrower},
-            "exchange has shape [12291], expected dimension 0 to be at least 12292 "
-            "(LORA_EXCHANGE_WORDS)",
-        ),
-        ("lora_linear_residual_", {5: longer}, "h has shape [4, 2], expected [3, 2]"),
-        ("lora_norm_swiglu_into", {0: narrower}, "out has shape [3, 3], expected [3, 4]"),
-        (
             "norm_linear_into",
             {1: torch.Tensor.flatten},
             "x has shape [18], expected 2 dimensions [tokens, k]",

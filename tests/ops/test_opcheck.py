@@ -207,34 +207,6 @@ def choose_value(device: str, size: int) -> Arguments:
     return sampled, floats(size, 15, device=device), step.segments, step.tables, 40
 
 
-def lora_parts(device: str, size: int, n: int, columns: int) -> Arguments:
-    """h, a, b of rank 2 for a linear of 6 columns, decode_meta and row_state."""
-    h = floats(size, columns, device=device, seed=6)
-    a, b = (floats(2, *shape, device=device, seed=7) for shape in ((columns, 6), (n, 2)))
-    return h, a, b, *lora_rows(device, size)
-
-
-def lora_norm_linear(device: str, size: int) -> Arguments:
-    out, x, norm, eps, weight, bias, counts, *_, words = norm_linear(device, size)
-    adapters = lora_parts(device, size, len(weight), 4)
-    exchange = torch.zeros(ops.LORA_EXCHANGE_WORDS, device=device)
-    linear = out, x, norm, eps, weight, bias, counts
-    return *linear, *adapters, len(weight) // 2, exchange, True, False, words
-
-
-def lora_linear_residual(device: str, size: int) -> Arguments:
-    given = linear(device, size)
-    exchange = torch.zeros(ops.LORA_EXCHANGE_WORDS, device=device)
-    return *given, *lora_parts(device, size, given[0].shape[1], 2), exchange, True
-
-
-def lora_norm_swiglu(device: str, size: int) -> Arguments:
-    out, *given = norm_swiglu(device, size)[:7]
-    exchange = torch.zeros(ops.LORA_EXCHANGE_WORDS, device=device)
-    gate_up = floats(size, 8, device=device, seed=5)
-    return out, gate_up, *given, *lora_parts(device, size, 8, 4), exchange, True
-
-
 def attention_parts(device: str, size: int) -> dict[str, Any]:
     cache = paged_cache(size + 1, 2, 4, 2, 8, torch.float32, device)
     cache.k.fill_(0.5)
@@ -316,9 +288,6 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "lora_expand_": lora_expand,
     "spatial_features_into": spatial_features,
     "choose_value_": choose_value,
-    "lora_norm_linear_into": lora_norm_linear,
-    "lora_linear_residual_": lora_linear_residual,
-    "lora_norm_swiglu_into": lora_norm_swiglu,
     "rope_append_kv_": rope_append_kv,
     "paged_attention_into": paged_attention,
     "fused_attention_decode_into": fused_attention_decode,

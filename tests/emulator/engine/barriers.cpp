@@ -13,10 +13,9 @@ std::string missing_threads(const void* subject) {
                 barrier.expected);
 }
 
-std::string missing_in_cluster(const void* subject) {
-  const auto& barrier = *static_cast<const ClusterBarrier*>(subject);
-  return format("the cluster's barrier, where %d of %d have come", barrier.arrived,
-                static_cast<int>(machine.cluster) * machine.blocks[0].threads);
+std::string missing_in_cluster(const void*) {
+  return format("the cluster's barrier, where %d of %zu have come", machine.cluster_barrier.arrived,
+                machine.threads.size());
 }
 
 // The instructions are `aligned`: a warp executes each as one.
@@ -50,10 +49,10 @@ void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site
   give_way();
 }
 
-// The thread that is in this phase of its cluster's barrier, of those given; null: none is.
+// The thread that is in this phase of the cluster's barrier, of those given; null: none is.
 const Thread* find_entered(const Thread* threads, size_t count) {
   const auto has_entered = [](const Thread& one) {
-    return one.entry.name != nullptr && one.entry.phase == cluster_barrier(*one.warp->block).phase;
+    return one.entry.name != nullptr && one.entry.phase == machine.cluster_barrier.phase;
   };
   const Thread* found = std::find_if(threads, threads + count, has_entered);
   return found == threads + count ? nullptr : found;
@@ -61,17 +60,17 @@ const Thread* find_entered(const Thread* threads, size_t count) {
 
 void enter(const char* name, Site site) {
   Thread& self = *machine.current;
-  ClusterBarrier& barrier = cluster_barrier(current_block());
-  const int threads = static_cast<int>(machine.cluster) * machine.blocks[0].threads;
+  ClusterBarrier& barrier = machine.cluster_barrier;
+  const int threads = static_cast<int>(machine.threads.size());
   if (self.entry.name != nullptr) {
     fail(format("%s calls %s %s, but it has called %s %s and not meet_cluster() since",
                 thread_name(self).c_str(), name, at(site).c_str(), self.entry.name,
                 at(self.entry.site).c_str()));
   }
-  if (barrier.live < threads) {
+  if (machine.live < threads) {
     fail(
         format("%s reaches %s %s, which waits for all %d threads of the cluster, but %d have ended",
-               thread_name(self).c_str(), name, at(site).c_str(), threads, threads - barrier.live));
+               thread_name(self).c_str(), name, at(site).c_str(), threads, threads - machine.live));
   }
   const Thread* mate =
       find_entered(self.warp->threads, static_cast<size_t>(__builtin_popcount(self.warp->lanes)));
@@ -85,7 +84,7 @@ void enter(const char* name, Site site) {
 
 void meet(const char* name, Site site) {
   Thread& self = *machine.current;
-  ClusterBarrier& barrier = cluster_barrier(current_block());
+  ClusterBarrier& barrier = machine.cluster_barrier;
   if (self.entry.name == nullptr) {
     fail(format("%s calls %s %s, but it has not called enter_cluster() or leave_cluster() before",
                 thread_name(self).c_str(), name, at(site).c_str()));
@@ -93,7 +92,7 @@ void meet(const char* name, Site site) {
   if (self.entry.phase == barrier.phase) {
     check_waiters(barrier.waiters, name, site);
     barrier.waiters[self.warp->number] |= 1u << self.lane;
-    wait_here({name, site, missing_in_cluster, &barrier});
+    wait_here({name, site, missing_in_cluster, nullptr});
   } else {
     give_way();
   }
@@ -108,24 +107,10 @@ void clear_barrier(BlockBarrier& barrier, int number) {
   barrier.waiters.assign(machine.warps.size(), 0);
 }
 
-void clear_cluster_barriers() {
-  const int threads = static_cast<int>(machine.cluster) * machine.blocks[0].threads;
-  machine.cluster_barriers.resize(machine.blocks.size() / machine.cluster);
-  for (ClusterBarrier& barrier : machine.cluster_barriers)
-    barrier = {0, threads, 0, Waiters(machine.warps.size(), 0)};
-  machine.grid_waiters.assign(machine.warps.size(), 0);
-}
-
-void arrive_in_grid() {
-  make_ready(machine.grid_waiters);
-  give_way();
-}
-
-void wait_in_grid(Site site) {
-  const Thread& self = *machine.current;
-  machine.grid_waiters[self.warp->number] |= 1u << self.lane;
-  wait_here({"wait_in_grid", site, [](const void*) { return std::string("others of the grid"); },
-             nullptr});
+void clear_cluster_barrier() {
+  machine.cluster_barrier.arrived = 0;
+  machine.cluster_barrier.phase = 0;
+  machine.cluster_barrier.waiters.assign(machine.warps.size(), 0);
 }
 
 void sync_block(const char* name, int number, int threads, Site site) {
@@ -183,10 +168,8 @@ void check_thread_end(Thread& thread) {
   }
   if (thread.entry.name != nullptr)
     refuse(thread.entry.name, thread.entry.site, "its meet_cluster()");
-  const size_t threads = static_cast<size_t>(block.threads);
-  const Thread* entered = cluster_barrier(block).arrived > 0
-                              ? find_entered(&machine.threads[block.first_of_cluster * threads],
-                                             machine.cluster * threads)
+  const Thread* entered = machine.cluster_barrier.arrived > 0
+                              ? find_entered(machine.threads.data(), machine.threads.size())
                               : nullptr;
   if (entered != nullptr)
     refuse(entered->entry.name, entered->entry.site, "every thread of the cluster");
@@ -196,17 +179,17 @@ unsigned cluster_rank() { return current_block().rank; }
 
 Block& reach_block(unsigned rank, const char* name, Site site) {
   const Thread& self = *machine.current;
-  if (rank >= machine.cluster) {
-    fail(format("%s %s: rank is %u, but the cluster has %u blocks", name, at(site).c_str(), rank,
-                machine.cluster));
+  if (rank >= machine.blocks.size()) {
+    fail(format("%s %s: rank is %u, but the cluster has %zu blocks", name, at(site).c_str(), rank,
+                machine.blocks.size()));
   }
-  Block& block = machine.blocks[current_block().first_of_cluster + rank];
+  Block& block = machine.blocks[rank];
   if (&block == &current_block()) return block;
   const auto refuse = [&](const char* why) {
     fail(format("%s reaches into the shared memory of block %u of its cluster by %s %s, %s",
                 thread_name(self).c_str(), rank, name, at(site).c_str(), why));
   };
-  if (cluster_barrier(block).phase == 0)
+  if (machine.cluster_barrier.phase == 0)
     refuse("before which the cluster has had no barrier: the block may not have started");
   if (self.entry.name != nullptr && self.entry.phase == 0)
     refuse("before its first meet_cluster(): the block may not have started");

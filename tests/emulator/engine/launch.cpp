@@ -1,11 +1,9 @@
-// A launch: the blocks of each cluster, or of all, get their memory and threads, and run until all
-// have ended.
+// A launch: the blocks of each cluster get their memory and threads, and run until all have ended.
 #include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "machine.h"
 
@@ -105,12 +103,10 @@ void thread_main() {
 }
 
 // Called when the shape of the machine changes, which is rarer than launches.
-void shape_machine(unsigned blocks, unsigned cluster, unsigned threads) {
+void shape_machine(unsigned blocks, unsigned threads) {
   const unsigned warps = (threads + kWarpSize - 1) / kWarpSize;
-  if (machine.blocks.size() == blocks && machine.cluster == cluster &&
-      machine.blocks[0].threads == static_cast<int>(threads))
+  if (machine.blocks.size() == blocks && machine.blocks[0].threads == static_cast<int>(threads))
     return;
-  machine.cluster = cluster;
   machine.blocks.clear();
   machine.blocks.resize(blocks);
   machine.warps.clear();
@@ -118,8 +114,7 @@ void shape_machine(unsigned blocks, unsigned cluster, unsigned threads) {
   machine.threads.clear();
   machine.threads.resize(size_t{blocks} * threads);
   for (unsigned b = 0; b < blocks; ++b) {
-    machine.blocks[b].rank = b % cluster;
-    machine.blocks[b].first_of_cluster = b - b % cluster;
+    machine.blocks[b].rank = b;
     machine.blocks[b].first_warp = b * warps;
     machine.blocks[b].threads = static_cast<int>(threads);
     for (unsigned w = 0; w < warps; ++w) {
@@ -168,7 +163,7 @@ void prepare_blocks(const Launch& launch, uint64_t first_block) {
     for (int number = 0; number < kBlockBarriers; ++number)
       clear_barrier(block.barriers[number], number);
   }
-  clear_cluster_barriers();
+  clear_cluster_barrier();
 }
 
 void note_failure(const std::string& message) {
@@ -197,38 +192,27 @@ bool in_static_shared(const unsigned char* first, size_t bytes) {
 
 unsigned char* dynamic_shared() { return current_block().shared; }
 
-namespace {
-std::mutex one_at_a_time;
-std::unordered_set<const void*> run_together_kernels;
-}  // namespace
-
-void run_together(const void* kernel) {
-  const std::lock_guard<std::mutex> lock(one_at_a_time);
-  run_together_kernels.insert(kernel);
-}
-
 bool run_grid(const Launch& launch, std::string& error) {
+  static std::mutex one_at_a_time;
   static std::unordered_map<const void*, StaticShared> static_shared;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z,
-                 at_once = run_together_kernels.count(launch.kernel) != 0 ? blocks : launch.cluster,
-                 rounds = blocks / at_once;
+                 clusters = blocks / launch.cluster;
   StaticShared& used = static_shared[launch.kernel];
   machine.launch = &launch;
   machine.failed = machine.lets_next_start = machine.lets_next_start_unawaited = false;
   blockDim = dim3(launch.block.x, launch.block.y, launch.block.z);
   gridDim = dim3(launch.grid.x, launch.grid.y, launch.grid.z);
-  shape_machine(static_cast<unsigned>(at_once), launch.cluster,
-                launch.block.x * launch.block.y * launch.block.z);
-  begin_order(rounds);
+  shape_machine(launch.cluster, launch.block.x * launch.block.y * launch.block.z);
+  begin_order(clusters);
   begin_accesses();
-  for (uint64_t i = 0; i < rounds && !machine.failed; ++i) {
-    prepare_blocks(launch, ordered_cluster(i) * at_once);
+  for (uint64_t i = 0; i < clusters && !machine.failed; ++i) {
+    prepare_blocks(launch, ordered_cluster(i) * launch.cluster);
     prepare_threads(launch.block);
     begin_cluster_order();
     poison(used);
     run_cluster();
-    if (i == 0 || i + 1 == rounds) look(used);
+    if (i == 0 || i + 1 == clusters) look(used);
     if (!machine.failed) check_blocks(launch);
   }
   end_accesses();

@@ -1,6 +1,5 @@
-// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads; or
-// of all clusters, of a grid whose blocks wait for each other. One launch runs at a time, on the
-// host thread that made it; clusters run one after another otherwise.
+// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads. One
+// launch runs at a time, on the host thread that made it; clusters run one after another.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -95,8 +94,8 @@ struct BlockBarrier {
 };
 
 struct ClusterBarrier {
-  int arrived, live;  // live: threads of the cluster that have not ended
-  uint32_t phase;     // how many are complete
+  int arrived;
+  uint32_t phase;  // how many are complete
   Waiters waiters;
 };
 
@@ -117,8 +116,7 @@ struct MemoryBarrier {
 
 struct Block {
   Extent index;
-  unsigned rank;              // in its cluster
-  unsigned first_of_cluster;  // among the machine's blocks
+  unsigned rank;
   unsigned char* shared;
   unsigned first_warp, warps;
   int threads, live;
@@ -135,13 +133,11 @@ struct Machine {
   std::vector<Warp> warps;
   std::vector<Block> blocks;
   int live = 0;
-  unsigned cluster = 1;                    // blocks of a cluster
-  Waiters grid_waiters;                    // in wait_in_grid()
   bool lets_next_start = false;            // some thread did
   bool lets_next_start_unawaited = false;  // some did before it had waited
   bool failed = false;
   std::string error;
-  std::vector<ClusterBarrier> cluster_barriers;
+  ClusterBarrier cluster_barrier;
 };
 
 extern Machine machine;
@@ -194,7 +190,7 @@ void check_read(const void* pointer, size_t bytes);
 // --- the rest ------------------------------------------------------------------------------------
 
 void clear_barrier(BlockBarrier& barrier, int number);
-void clear_cluster_barriers();
+void clear_cluster_barrier();
 void check_thread_end(Thread& thread);
 bool land_awaited_copy();  // lets a copy arrive that somebody waits for; false if there is none
 std::string leftovers(
@@ -219,9 +215,5 @@ std::string thread_name(const Thread& thread);
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 
 inline Block& current_block() { return *machine.current->warp->block; }
-
-inline ClusterBarrier& cluster_barrier(const Block& block) {
-  return machine.cluster_barriers[block.first_of_cluster / machine.cluster];
-}
 
 }  // namespace emulator

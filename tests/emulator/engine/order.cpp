@@ -157,7 +157,6 @@ void end_thread() {
   self.ended = true;
   self.warp->ended |= 1u << self.lane;
   --self.warp->block->live;
-  --cluster_barrier(*self.warp->block).live;
   if (--machine.live > 0) continue_with(self.fiber, *choose(), true);
   switch_fiber(self.fiber, machine.host, true);
   __builtin_unreachable();

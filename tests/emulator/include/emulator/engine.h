@@ -68,9 +68,6 @@ void load_matrices(uint32_t* registers, const void* row, bool transposed, Site s
 void let_next_start();
 void wait_for_earlier();
 
-void arrive_in_grid();         // whoever waits in the grid looks again
-void wait_in_grid(Site site);  // until somebody has arrived
-
 // --- what a launch needs -------------------------------------------------------------------------
 
 struct Extent {
@@ -87,9 +84,6 @@ struct Launch {
   void (*run)(const void* args);
   const void* args;
 };
-
-// All CTAs of the next launch of this kernel run at once, and may wait for each other.
-void run_together(const void* kernel);
 
 // Runs the whole grid. Returns false, and the message in `error`, if the kernel did what it may
 // not.
