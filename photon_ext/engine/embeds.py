@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from photon_ext.checks import as_index
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 
 if TYPE_CHECKING:
@@ -77,7 +78,11 @@ class EmbedsReader(NamedTuple):
 
     @classmethod
     def of(cls, memory: torch.Tensor | None, encoder: VisionEncoder | None) -> EmbedsReader:
-        """For the forward's memory. Raises ConfigError: the encoder's output has no place there."""
+        """For the forward's memory. Raises ConfigError: the encoder is none, or its output has no
+        place there.
+        """
+        if encoder is not None:
+            _check_encoder(encoder)
         places, hidden = (0, 0) if memory is None else memory.shape
         if encoder is not None and places < encoder.config.tokens:
             raise ConfigError(
@@ -103,7 +108,7 @@ class EmbedsReader(NamedTuple):
                 "the prompt holds embeddings, and this engine takes token ids alone; make it with "
                 "embeds_tokens, the embeddings of all prompts that are read at once"
             )
-        shape, dtype = tuple(embeds.shape), str(embeds.dtype).removeprefix("torch.")
+        shape, dtype = shape_of(embeds), str(embeds.dtype).removeprefix("torch.")
         if not dtype.startswith(("float", "bfloat")):
             raise RequestError(
                 f"the prompt's embeddings are of {dtype}; give float32, float16 or bfloat16"
@@ -129,14 +134,20 @@ class EmbedsReader(NamedTuple):
 
     def read_image(self, image: Any) -> torch.Tensor:
         """The embeddings of an image, [n, hidden], as the encoder gives them. Raises RequestError:
-        there is no encoder, or it does not take this image.
+        there is no encoder, it does not take this image, or it gives no array.
         """
         if self.encoder is None:
             raise RequestError(
                 "the prompt holds an image, and this engine has no vision encoder; make it with "
                 "vision=, or give embeddings"
             )
-        return self.encoder.encode(image)
+        embeds = self.encoder.encode(image)
+        if not is_array(embeds):
+            raise RequestError(
+                f"encode() of the vision encoder returned {shown(embeds)}; it must return a tensor "
+                f"[n, {self.hidden}]"
+            )
+        return embeds
 
     def gathered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What `read` has given, as one tensor that can be written."""
@@ -155,11 +166,31 @@ def is_array(value: object) -> bool:
     )
 
 
+def shape_of(array: Any) -> tuple[int, ...]:
+    """Of what `is_array`. Raises RequestError: it has none."""
+    try:
+        return tuple(array.shape)
+    except RuntimeError as error:  # of a nested tensor
+        raise RequestError(
+            f"the prompt's tensor has no shape ({describe(error)}); give a dense tensor"
+        ) from error
+
+
+def _check_encoder(encoder: object) -> None:
+    config = getattr(encoder, "config", None)
+    sizes = [as_index(getattr(config, name, None)) for name in ("hidden", "tokens")]
+    if None in sizes or not callable(getattr(encoder, "encode", None)):
+        raise ConfigError(
+            f"vision is {shown(encoder)}; give a VisionEncoder, or an object with encode and a "
+            "config of hidden and tokens"
+        )
+
+
 def _on_host(embeds: Any, dtype: torch.dtype) -> torch.Tensor:
     """A copy: the caller may go on to change what was given."""
     try:
         if not isinstance(embeds, torch.Tensor):
-            embeds = torch.tensor(embeds)
+            embeds = torch.from_numpy(embeds.copy())  # strides may be negative, memory read-only
         return embeds.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()  # type: ignore[no-any-return]
     except (RuntimeError, TypeError) as error:  # without memory, or of a layout that is no array
         raise RequestError(

@@ -421,7 +421,8 @@ class Engine:
     def unload_lora(self, name: str) -> None:
         """Forgets an adapter; its name may be given to another then.
 
-        Raises ConfigError: there is none of that name, or requests that have not ended use it.
+        Raises ConfigError: there is none of that name, or requests that have not ended use it. One
+        that is submitted at the same time may not be seen; it runs with the adapter all the same.
         """
         self._adapters.unload(name)
 

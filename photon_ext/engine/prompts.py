@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from photon_ext.checks import as_index
-from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, is_array
+from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, is_array, shape_of
 from photon_ext.errors import RequestError, describe, shown
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 
 def _array_ids(array: Any) -> list[int]:
     """The ids of a numpy array or a torch tensor of integers, of any width."""
-    dtype, shape = str(array.dtype), tuple(array.shape)
+    dtype, shape = str(array.dtype), shape_of(array)
     if not dtype.removeprefix("torch.").startswith(("int", "uint")) or len(shape) != 1:
         raise RequestError(
             f"the prompt is a {type(array).__name__} of {dtype} with shape {shown(shape)}; "

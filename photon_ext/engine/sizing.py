@@ -161,8 +161,9 @@ def _remedy(options: EngineOptions, rows: int, target: Target, usable: int) -> s
 
     pages = ["num_pages"] if options.num_pages else []
     slots = ["lora_slots"] if options.lora_slots else []
+    places = ["embeds_tokens"] if options.embeds_tokens else []
     automata = ["automata_mib"] if target.automata_bytes(options) > 2**20 else []
-    sizes = ["max_rows", "max_len", *pages, *slots, "chunk", "page_size", *automata]
+    sizes = ["max_rows", "max_len", *pages, *slots, *places, "chunk", "page_size", *automata]
     if alone := [name for name in sizes if fits_with(name)]:
         return f"lower {' or '.join(alone)}"
     if fits_with(*sizes):

@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from photon_ext.models.vision import VisionConfig
 
 MOST_PIXELS = 2**26  # of an image: as numbers it takes 768 MiB
+MOST_SIDE = 2**16  # scaling a longer one takes memory by its length
 _MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK", "YCbCr")  # 8 bits a colour
-_EXPECTED = "give a PIL image, the bytes of a file, or an array of uint8, [height, width, 3]"
+# files that Pillow decodes itself, to the size that their headers say: PostScript is neither
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000", "AVIF")
+_EXPECTED = (
+    f"give a PIL image, the bytes of a file ({', '.join(_FORMATS)}), or an array of uint8, "
+    "[height, width, 3]"
+)
 
 
 class Crops(NamedTuple):
@@ -36,28 +42,13 @@ def read_image(image: Any) -> Image:
     no pixels or too many, or is of a kind whose colours do not fit 8 bits; or Pillow is missing.
     """
     try:
-        from PIL import Image as images
         from PIL import ImageOps
     except ImportError as error:
         raise RequestError(
             "images need the Python package Pillow: pip install 'photon_ext[vision]'"
         ) from error
-    opened: Image
-    if isinstance(image, (bytes, bytearray, memoryview)):
-        try:
-            opened = images.open(io.BytesIO(image))
-        except Exception as error:  # of a decoder, of which there are many
-            raise _damaged(error) from error
-    elif isinstance(image, images.Image):
-        opened = image
-    else:
-        opened = images.fromarray(_checked_array(image))
-    width, height = opened.size
-    if not 1 <= width * height <= MOST_PIXELS:
-        raise RequestError(
-            f"the image has {width} x {height} pixels; from 1 to {MOST_PIXELS} can be read: give "
-            "a smaller one"
-        )
+    opened = _opened(image)
+    _check_size(*opened.size)
     if opened.mode not in _MODES:
         raise RequestError(
             f"the image is of mode {opened.mode}; convert it to RGB, for instance with "
@@ -66,24 +57,50 @@ def read_image(image: Any) -> Image:
     try:
         return ImageOps.exif_transpose(opened).convert("RGB")
     except Exception as error:  # it is decoded here
-        raise _damaged(error) from error
+        raise _unreadable(error) from error
 
 
-def _damaged(error: Exception) -> RequestError:
+def _opened(image: Any) -> Image:
+    """Its kind and size are known, its pixels perhaps not yet."""
+    from PIL import Image as images
+
+    if isinstance(image, images.Image):
+        return image
+    if not isinstance(image, (bytes, bytearray, memoryview)):
+        return images.fromarray(_checked_array(image))
+    try:
+        return images.open(io.BytesIO(image), formats=_FORMATS)
+    except Exception as error:  # of a decoder, of which there are many
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: Exception) -> RequestError:
     return RequestError(f"the image cannot be decoded ({describe(error)}); {_EXPECTED}")
+
+
+def _check_size(width: int, height: int) -> None:
+    if not 1 <= width * height <= MOST_PIXELS or max(width, height) > MOST_SIDE:
+        raise RequestError(
+            f"the image has {width} x {height} pixels; from 1 to {MOST_PIXELS} can be read, "
+            f"{MOST_SIDE} of a side: give a smaller one"
+        )
 
 
 def _checked_array(image: Any) -> Any:
     """A numpy array or a torch tensor as an array that Pillow takes."""
     numpy = sys.modules.get("numpy")  # who has made an array has imported it
     if isinstance(image, torch.Tensor):
-        image = image.detach().cpu().numpy()
+        try:
+            image = image.detach().cpu().numpy()
+        except (RuntimeError, TypeError) as error:  # numpy has no such dtype, or no such layout
+            raise _unreadable(error) from error
     elif numpy is None or not isinstance(image, numpy.ndarray):
         raise RequestError(f"the image is {shown(image)}; {_EXPECTED}")
     if str(image.dtype) != "uint8" or image.ndim != 3 or image.shape[2] != 3 or not image.size:
         raise RequestError(
             f"the image is an array of {image.dtype} of shape {tuple(image.shape)}; {_EXPECTED}"
         )
+    _check_size(image.shape[1], image.shape[0])  # before it is copied
     return image
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from photon_ext.errors import ConfigError, ModelError, describe
 from photon_ext.models.images import Crops, cut_image, read_image
+from photon_ext.models.loader import checked_dtype
 
 
 @dataclass(frozen=True)
@@ -167,19 +168,21 @@ class _Block(nn.Module):
 def load_vision(
     path: str | Path,
     config: VisionConfig | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     device: torch.device | str = "cpu",
     prefix: str = "model.vision.",
 ) -> VisionEncoder:
     """An encoder with the weights of a safetensors file: those whose names begin with `prefix`.
 
-    `config`: None: that of Moondream 2.
+    `config`: None: that of Moondream 2. `dtype`: torch's, or its name.
 
-    Raises ModelError: the file cannot be read, or its tensors are not those of the config.
+    Raises ModelError: the file cannot be read, or its tensors are not those of the config;
+    ConfigError: the kernels do not know the dtype.
     """
     from safetensors import safe_open  # of the extra engine
 
-    encoder = VisionEncoder(config or VisionConfig(), dtype, device)
+    shape = config or VisionConfig()
+    encoder = VisionEncoder(shape, checked_dtype(dtype) or torch.float32, device)
     try:
         with safe_open(path, framework="pt") as file:
             found: Mapping[str, Tensor] = {
@@ -187,6 +190,9 @@ def load_vision(
                 for name in file.keys()  # noqa: SIM118 - no mapping
                 if name.startswith(prefix)
             }
+        for name, value in found.items():
+            if not value.is_floating_point():  # torch would convert it
+                raise TypeError(f"{prefix}{name} is of {value.dtype}, expected float")
         encoder.load_state_dict(found)
     except Exception as error:  # safetensors' own, or torch's list of names and shapes
         raise ModelError(

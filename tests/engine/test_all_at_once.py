@@ -1,6 +1,7 @@
 """Requests that ask for several things at once: adapters, forms of answers on the device and on the
-host, log-probabilities of prompts and answers, penalties, several answers. Each has what it has
-alone, also where pages and slots are few, so that rows lose both and come back.
+host, log-probabilities of prompts and answers, penalties, several answers, embeddings in prompts.
+Each has what it has alone, also where pages, slots and places are few, so that rows lose them and
+come back.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import torch
 
 from photon_ext.engine import Engine
 from photon_ext.engine.output import Output
+from photon_ext.engine.prompts import Prompt
 from photon_ext.models.loader import LoadedModel, load_model
 from photon_ext.runtime import TokenLogprobs
 from photon_ext.sampling import SamplingParams
 from tests.engine.byte_tokenizer import byte_tokenizer
+from tests.engine.test_embeds import image_of
 from tests.engine.test_engine_models import prompt_of
 from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.tiny import VOCAB, saved_tiny_model
@@ -28,11 +31,12 @@ NESTED = {"grammar": 'start: "(" start ")" | "[" start "]" | "x"'}  # on the hos
 
 
 class Asked(NamedTuple):
-    """A request of two answers."""
+    """A request of two answers; `image`: embeddings before the tokens of its prompt."""
 
     length: int
     params: dict[str, Any]
     lora: str | None = None
+    image: int = 0
 
 
 ASKED = (
@@ -40,6 +44,8 @@ ASKED = (
     Asked(13, {"temperature": 1.0, "prompt_logprobs": 1, "logprobs": 2, **NESTED}, "two"),
     Asked(14, {"temperature": 1.5, "repetition_penalty": 1.4, "min_tokens": 5, **WORD}),
     Asked(9, {"temperature": 1.0, "frequency_penalty": 0.7, "prompt_logprobs": 0}, "two"),
+    Asked(3, {"temperature": 1.0, "logprobs": 1, "presence_penalty": 0.5, **WORD}, "one", 11),
+    Asked(4, {"frequency_penalty": 0.7}, None, 9),
     Asked(14, {"top_k": 9, "temperature": 1.0, "logit_bias": {40: 3.0}, "stop": ["Q", "zz"]}),
 )
 
@@ -65,7 +71,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
 def engine_of(parts: Parts, **options: Any) -> Engine:
     sizes = {"max_rows": 6, "max_len": 64, "page_size": 4, "chunk": 9, "automata_mib": 1}
     (config, weights, _), options = parts.model, {**sizes, **options}
-    engine = Engine.from_weights(config, weights, byte_tokenizer(), penalties=True, **options)
+    options |= {"penalties": True, "embeds_tokens": 12}
+    engine = Engine.from_weights(config, weights, byte_tokenizer(), **options)
     for name, path in parts.adapters.items():
         engine.load_lora(name, path)
     return engine
@@ -73,9 +80,12 @@ def engine_of(parts: Parts, **options: Any) -> Engine:
 
 def answers(engine: Engine, together: bool) -> list[Output]:
     found = []
-    for seed, (length, params, lora) in enumerate(ASKED):
+    for seed, (length, params, lora, image) in enumerate(ASKED):
         own = SamplingParams(30, seed=10 * seed, ignore_eos=True, **params)
-        found += engine.submit(prompt_of(length, VOCAB), own, n=2, lora=lora)
+        prompt: Prompt = prompt_of(length, VOCAB)
+        if image:
+            prompt = {"prompt_embeds": [image_of(64, image), prompt]}
+        found += engine.submit(prompt, own, n=2, lora=lora)
         if not together:
             for request in found:
                 request.result()
@@ -118,7 +128,8 @@ def test_each_has_what_it_has_alone(
         True,
         False,
         True,
-        False,
+        *[False] * 3,
     ]
     assert {str(output.constraint_on)[:6] for output in found} == {"device", "host: ", "None"}
+    assert engine._scheduler._pager._embeds.free == 12
     assert stats.automata_held == stats.pages_held == stats.rows_held == 0

@@ -115,7 +115,8 @@ def test_embeddings_of_the_models_tokens_give_the_bits_of_the_tokens(
     with torch.no_grad():
         mixed: list[Any] = [prompt[:7], own[7:15], *prompt[15:]]
     (expected,) = engine.generate([prompt], GREEDY, cache_salt="tokens")
-    for parts in (own, mixed, [own[:3], np.array(prompt[3:6]), own[6:].detach().numpy()]):
+    turned = own.detach().numpy()[::-1].copy()[::-1]  # of a negative stride
+    for parts in (own, mixed, turned, [own[:3], np.array(prompt[3:6]), own[6:].detach().numpy()]):
         (output,) = engine.generate([{"prompt_embeds": parts}], GREEDY)
         assert output.token_ids == expected.token_ids
         assert output.logprobs == expected.logprobs
@@ -342,6 +343,15 @@ def test_images_need_an_encoder_that_fits(
         engine.encode_image(b"")
     with pytest.raises(ConfigError, match="embeds_tokens is 0, and an image is 25 embeddings"):
         tiny_engine(model[1], 1, vision=VisionEncoder(VISION))
+    with pytest.raises(ConfigError, match="vision is 'vit'; give a VisionEncoder, or an object"):
+        tiny_engine(model[1], 1, vision="vit", embeds_tokens=25)
+    mute = VisionEncoder(VISION)
+    mute.encode = lambda image: None  # type: ignore[assignment,method-assign,return-value]
+    with (
+        tiny_engine(model[1], 1, vision=mute, embeds_tokens=25) as told,
+        pytest.raises(RequestError, match=r"returned None; it must return a tensor \[n, 64\]"),
+    ):
+        told.encode_image(b"")
     narrow = VisionEncoder(replace(VISION, hidden=32))
     with pytest.raises(ConfigError, match="embeddings of width 32, and the model's are 64 wide"):
         tiny_engine(model[1], 1, vision=narrow, embeds_tokens=25)
@@ -386,6 +396,15 @@ def test_hazard_30_bad_embeddings_are_refused_and_block_nobody(
     with pytest.raises(RequestError, match=re.escape(told)):
         engine.submit({"prompt_embeds": parts}, GREEDY)
     assert list(bystander.result(60).token_ids) == greedy(model[0], [image])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_without_a_shape_are_refused(engine: Engine) -> None:
+    for dtype in (torch.float32, torch.int64):
+        nested = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], dtype=dtype)
+        for prompt in (nested, {"prompt_embeds": [nested]}):
+            with pytest.raises(RequestError, match=r"has no shape \(.*\); give a dense tensor"):
+                engine.submit(prompt)
 
 
 def tokenless(folder: Path) -> Engine:

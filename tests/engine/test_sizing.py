@@ -189,3 +189,14 @@ def test_slots_of_adapters_take_their_memory_from_the_pages(
     assert with_slots == plain
     with pytest.raises(ConfigError, match="lower lora_slots"):
         size(monkeypatch, memory, lora_slots=100, lora_rank=9, **sizes)
+
+
+def test_places_of_embeddings_take_their_memory_from_the_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"max_rows": 4, "max_len": 100, "chunk": 8, "penalties": False}
+    memory, plain = 2**20, size(monkeypatch, 2**20, **sizes)
+    places = 7 * CONFIG.hidden * 4
+    assert size(monkeypatch, memory + places, embeds_tokens=7, **sizes) == plain
+    with pytest.raises(ConfigError, match="can be used on cpu: lower embeds_tokens"):
+        size(monkeypatch, memory, embeds_tokens=10**6, **sizes)

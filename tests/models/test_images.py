@@ -74,6 +74,8 @@ PNG = file_of(Image.fromarray(picture(50, 70)), "PNG")
         (np.zeros((4, 5), np.uint8), "an array of uint8 of shape (4, 5); give a PIL image"),
         (np.zeros((4, 5, 3)), "an array of float64 of shape (4, 5, 3); give a PIL image"),
         (torch.zeros(3, 4, 5), "an array of float32 of shape (3, 4, 5); give a PIL image"),
+        (torch.zeros(4, 5, 3, dtype=torch.bfloat16), "cannot be decoded (TypeError"),
+        (torch.zeros(4, 5, 3, dtype=torch.uint8, device="meta"), "cannot be decoded (NotImpl"),
         ("cat.png", "the image is 'cat.png'; give a PIL image"),
         (None, "the image is None; give a PIL image"),
     ],
@@ -89,6 +91,27 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(
     monkeypatch.setattr(images, "MOST_PIXELS", 50 * 70 - 1)
     with pytest.raises(RequestError, match="the image has 70 x 50 pixels; from 1 to 3499"):
         read_image(PNG[:200])  # its header alone
+
+
+def test_what_takes_too_much_memory_to_scale_or_to_copy_is_refused() -> None:
+    for size in ((2**16 + 1, 1), (1, 2**16 + 1)):
+        with pytest.raises(RequestError, match=f"{size[0]} x {size[1]} pixels; .* 65536 of a side"):
+            read_image(Image.new("L", size))
+    assert cut_image(read_image(Image.new("L", (2**16, 1))), CONFIG).rows == 1
+    pixel = np.zeros((1, 1, 3), np.uint8)
+    with pytest.raises(RequestError, match="the image has 60000 x 60000 pixels"):
+        read_image(np.broadcast_to(pixel, (60000, 60000, 3)))  # 10 GB as an array of its own
+
+
+def test_files_that_other_programs_would_decode_are_refused() -> None:
+    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 20\n%%EndComments\nshowpage\n"
+    with pytest.raises(RequestError, match=r"cannot identify image file .* a file \(JPEG, PNG"):
+        read_image(program)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "WEBP", "GIF", "BMP", "PPM", "TIFF", "JPEG2000"])
+def test_files_of_common_kinds_are_read(kind: str) -> None:
+    assert read_image(file_of(Image.fromarray(picture(5, 7)), kind)).size == (7, 5)
 
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,15 +113,18 @@ def test_weights_come_from_a_file(tmp_path: Path) -> None:
     encoder, path = make_encoder(), tmp_path / "model.safetensors"
     stored = {f"model.vision.{name}": tensor for name, tensor in encoder.state_dict().items()}
     save_file({**stored, "model.text.wte": torch.ones(2)}, path)
-    loaded = load_vision(path, CONFIG, torch.bfloat16)
+    loaded = load_vision(path, CONFIG, "bfloat16")
     image = picture(60, 80)
     assert loaded.encode(image).dtype is torch.bfloat16
     torch.testing.assert_close(
         loaded.encode(image).float(), encoder.encode(image), atol=0.05, rtol=0.05
     )
 
+    with pytest.raises(ConfigError, match="dtype is 'int8'; give one of float32"):
+        load_vision(path, CONFIG, "int8")
 
-@pytest.mark.parametrize("damage", ["missing", "shape", "cut", "absent"])
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "integers", "cut", "absent"])
 def test_a_file_that_is_not_the_encoders_is_refused(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     stored = {f"model.vision.{name}": t for name, t in make_encoder().state_dict().items()}
@@ -129,6 +132,8 @@ def test_a_file_that_is_not_the_encoders_is_refused(damage: str, tmp_path: Path)
         del stored["model.vision.post_ln.bias"]
     if damage == "shape":
         stored["model.vision.post_ln.bias"] = torch.ones(5)
+    if damage == "integers":
+        stored["model.vision.post_ln.bias"] = stored["model.vision.post_ln.bias"].to(torch.int8)
     save_file(stored, path)
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:1000])
