@@ -5,10 +5,13 @@ what to give instead. Nothing is taken before its checks have passed.
 from __future__ import annotations
 
 import operator
+import sys
 import threading
 from collections.abc import Iterable
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import torch
 
 from photon_ext.errors import ConfigError, RequestError, shown
 
@@ -16,6 +19,14 @@ Backend: TypeAlias = Literal["hopper", "portable"]
 Prefill: TypeAlias = Literal["mixed", "separate"]
 
 INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
+
+
+def is_array(value: object) -> bool:
+    """Whether it is a torch tensor or a numpy array."""
+    numpy = sys.modules.get("numpy")  # who has made an array has imported it
+    return isinstance(value, torch.Tensor) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
 
 
 def as_index(value: Any) -> int | None:

@@ -212,8 +212,8 @@ HOST_MASK = 1
 NO_PAGE = -1
 """An entry of a page table that names no page; any other number that is none counts as -1 does."""
 NO_TOKEN = -(2**31)
-# The id of a forward's embedding 0; that of embedding i lies i below.
 FIRST_EMBED = -2
+"""The id of a forward's embedding 0; that of embedding i lies i below."""
 
 
 class InputLayout(NamedTuple):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from photon_ext.checks import as_index
+from photon_ext.checks import as_index, is_array
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 
 if TYPE_CHECKING:
@@ -156,14 +155,6 @@ class EmbedsReader(NamedTuple):
 
 
 NO_EMBEDS = EmbedsReader()
-
-
-def is_array(value: object) -> bool:
-    """Whether it is a torch tensor or a numpy array."""
-    numpy = sys.modules.get("numpy")  # who has made an array has imported it
-    return isinstance(value, torch.Tensor) or (
-        numpy is not None and isinstance(value, numpy.ndarray)
-    )
 
 
 def shape_of(array: Any) -> tuple[int, ...]:

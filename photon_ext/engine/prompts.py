@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from photon_ext.checks import as_index
-from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, is_array, shape_of
+from photon_ext.checks import as_index, is_array
+from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, shape_of
 from photon_ext.errors import RequestError, describe, shown
 
 if TYPE_CHECKING:

@@ -135,8 +135,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        lora = 0 if self.lora is None else self.lora.nbytes
-        return self._arena.memory.nbytes + self._attention.nbytes + lora
+        others = self._attention, self.lora, self.embeds
+        return self._arena.memory.nbytes + sum(one.nbytes for one in others if one is not None)
 
     @property
     def kv_bytes(self) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import math
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from photon_ext.checks import is_array
 from photon_ext.errors import RequestError, describe, shown
 
 if TYPE_CHECKING:
@@ -88,20 +88,19 @@ def _check_size(width: int, height: int) -> None:
 
 def _checked_array(image: Any) -> Any:
     """A numpy array or a torch tensor as an array that Pillow takes."""
-    numpy = sys.modules.get("numpy")  # who has made an array has imported it
-    if isinstance(image, torch.Tensor):
-        try:
-            image = image.detach().cpu().numpy()
-        except (RuntimeError, TypeError) as error:  # numpy has no such dtype, or no such layout
-            raise _unreadable(error) from error
-    elif numpy is None or not isinstance(image, numpy.ndarray):
+    if not is_array(image):
         raise RequestError(f"the image is {shown(image)}; {_EXPECTED}")
-    if str(image.dtype) != "uint8" or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-        raise RequestError(
-            f"the image is an array of {image.dtype} of shape {tuple(image.shape)}; {_EXPECTED}"
-        )
-    _check_size(image.shape[1], image.shape[0])  # before it is copied
-    return image
+    try:
+        dtype, shape = str(image.dtype).removeprefix("torch."), tuple(image.shape)
+    except RuntimeError as error:  # of a nested tensor
+        raise _unreadable(error) from error
+    if dtype != "uint8" or len(shape) != 3 or shape[2] != 3 or 0 in shape:
+        raise RequestError(f"the image is an array of {dtype} of shape {shape}; {_EXPECTED}")
+    _check_size(shape[1], shape[0])  # before it is copied
+    try:
+        return image.cpu().numpy() if isinstance(image, torch.Tensor) else image
+    except (RuntimeError, TypeError) as error:  # without memory, or of a layout that is no array
+        raise _unreadable(error) from error
 
 
 def cut_image(image: Image, config: VisionConfig) -> Crops:

@@ -47,8 +47,11 @@ class VisionConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not isinstance(value, int) or value < (name != "margin"):
-                raise ConfigError(f"VisionConfig: {name} is {value!r}, expected a positive integer")
+            least = 0 if name == "margin" else 1
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"VisionConfig: {name} is {value!r}, expected an integer from {least} on"
+                )
         if self.width % self.heads or self.crop_size % self.patch or self.grid <= 2 * self.margin:
             raise ConfigError(
                 f"VisionConfig: heads {self.heads} must divide width {self.width}, patch "

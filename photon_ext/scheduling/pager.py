@@ -79,7 +79,7 @@ class Pager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
-        self._refused: Sequence | None = None  # there are too few pages for it, as things are
+        self._refused: Sequence | None = None  # too few pages or places for it, as things are
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
@@ -103,18 +103,20 @@ class Pager:
     # --- admission --------------------------------------------------------------------------------
 
     def refuses(self, sequence: Sequence) -> bool:
-        """Whether `grant` had too few pages for it, and no pages have changed hands since."""
+        """Whether `grant` had too few pages or places for it, and none have changed hands since."""
         return sequence is self._refused
 
     def grant(self, sequence: Sequence) -> Grant | None:
-        """Pages for a sequence that is to be admitted; None where there are too few now."""
+        """Pages for a sequence that is to be admitted, and places for its embeddings; None where
+        there are too few now.
+        """
         admission = sequence.admission
         cached = self._match(sequence).pages
         if admission.params.counts_tokens:  # the device counts what is fed of an answer
             cached = cached[: admission.answer_begin // self.page_size]
+        self._refused = sequence  # until it is held
         count = self._affordable(sequence, cached)
         if count is None:
-            self._refused = sequence
             return None
         place, embeds = None, sequence.embeds_behind(len(cached) * self.page_size)
         if embeds and (place := self._embeds.allocate(embeds)) is None:
@@ -169,7 +171,7 @@ class Pager:
     def _free_place(self, holding: _Holding) -> None:
         if holding.place is not None:
             self._embeds.release(holding.place)
-            holding.place = None
+            self._refused, holding.place = None, None
 
     def grow(self) -> Growth:
         """More pages, as a row has none for its next token: for every row that lacks some, so that

@@ -118,7 +118,7 @@ class Scheduler:
         return self._in_rows[row]
 
     def must_wait(self, sequence: Sequence) -> bool:
-        """Whether `schedule` had too few pages for it, and still has."""
+        """Whether `schedule` had too few pages or places for it, and still has."""
         return self._pager.refuses(sequence)
 
     def defer(self, sequence: Sequence) -> bool:
@@ -210,7 +210,7 @@ class Scheduler:
         elif sequence.state is SequenceState.WAITING:
             self._unqueue(sequence)
         self._live.pop(sequence.request, None)
-        sequence.ended = True
+        sequence.ended, sequence.embeds = True, None
         if not sequence.watched:
             sequence.request.settle()
 

@@ -50,8 +50,9 @@ class Sequence:
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
-        embeds: [n, hidden], in host memory: those of its prompt, in order. In the prompt's ids each
-            has a negative number that says its content, so that pages are shared by content.
+        embeds: [n, hidden], in host memory: those of its prompt, in order; None once it has ended.
+            In the prompt's ids each has a negative number that says its content, so that pages are
+            shared by content.
         root: what its KV pages depend on besides its tokens (see PrefixCache).
         adapter: what its rows are run with; None: the model as it is.
         priority: the higher, the sooner, under a policy that looks at it.

@@ -154,6 +154,11 @@ def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPat
             "page_size 1000000 need .* at least 1 pages",
             "lower page_size",
         ),
+        (
+            {"max_rows": 1, "max_len": 16, "embeds_tokens": 10**4},
+            "at least 1 pages",
+            "lower embeds_tokens",
+        ),
     ],
 )
 def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there_and_what_to_lower(

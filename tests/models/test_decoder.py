@@ -188,6 +188,8 @@ def test_buffers_are_one_arena_at_fixed_addresses(tmp_path: Path) -> None:
         ]
         assert [len(view) for view in views] == [num_tokens] * 7 + [segments] * 2
     assert decoder.kv_bytes == config.kv_bytes_per_token(4) * 9 * 8
+    with_places = Decoder(config, weights, 16, 4, 64, 8, 9, embeds_tokens=3)
+    assert with_places.activation_bytes == arena.nbytes + 3 * config.hidden * 4
 
 
 @pytest.mark.parametrize(

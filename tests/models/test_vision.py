@@ -149,8 +149,8 @@ def test_a_file_that_is_not_the_encoders_is_refused(damage: str, tmp_path: Path)
         ({"heads": 5}, "heads 5 must divide width 48"),
         ({"patch": 5}, "patch 5 crop_size 42"),
         ({"margin": 4}, "two margins of 4 leave some of the 7 patches"),
-        ({"layers": 0}, "layers is 0, expected a positive integer"),
-        ({"margin": -1}, "margin is -1"),
+        ({"layers": 0}, "layers is 0, expected an integer from 1 on"),
+        ({"margin": -1}, "margin is -1, expected an integer from 0 on"),
         ({"width": 1.5}, "width is 1.5"),
     ],
 )

@@ -71,7 +71,9 @@ def test_places_are_free_once_the_prompt_is_read() -> None:
     assert pager.grant(second) is None
     pager.written(first, 4)
     assert pager.grant(second) is None
+    assert pager.refuses(second)
     pager.written(first, 5)
+    assert not pager.refuses(second)
     assert granted(pager, second).place == 0
     pager.cancel(first, grant)  # its places are the second's now
     assert pager._embeds.free == 2
