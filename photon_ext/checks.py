@@ -11,8 +11,6 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-import torch
-
 from photon_ext.errors import ConfigError, RequestError, shown
 
 Backend: TypeAlias = Literal["hopper", "portable"]
@@ -23,10 +21,9 @@ INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
 
 def is_array(value: object) -> bool:
     """Whether it is a torch tensor or a numpy array."""
-    numpy = sys.modules.get("numpy")  # who has made an array has imported it
-    return isinstance(value, torch.Tensor) or (
-        numpy is not None and isinstance(value, numpy.ndarray)
-    )
+    makers = (("torch", "Tensor"), ("numpy", "ndarray"))  # who has made one has imported them
+    types = (getattr(sys.modules.get(name), kind, None) for name, kind in makers)
+    return any(kind is not None and isinstance(value, kind) for kind in types)
 
 
 def as_index(value: Any) -> int | None:
