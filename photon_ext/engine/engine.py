@@ -35,11 +35,11 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import (
-    EmbedsPool,
     PagePool,
     Pager,
     Planner,
     Policy,
+    RangePool,
     Scheduler,
     Sequence,
     TokenBudget,
@@ -140,7 +140,7 @@ class Engine:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
         reader = EmbedsReader.of(embeds, vision)
-        places = EmbedsPool(reader.places)
+        places = RangePool(reader.places)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
         slots = AdapterSlots(adapters)
         automata = AutomatonPool(runtime.automaton_words)

@@ -1,11 +1,11 @@
 """Decides: who gets a row and pages, who rides in the next step, and where tokens belong."""
 
 from photon_ext.scheduling.deadlines import Deadlines
-from photon_ext.scheduling.embeds_pool import EmbedsPool
 from photon_ext.scheduling.pager import Pager
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.planner import Planner
 from photon_ext.scheduling.policy import FirstCome, Policy, Priority, ShortestPrompt
+from photon_ext.scheduling.range_pool import RangePool
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.stats import RequestStats
@@ -13,13 +13,13 @@ from photon_ext.scheduling.token_budget import TokenBudget
 
 __all__ = [
     "Deadlines",
-    "EmbedsPool",
     "FirstCome",
     "PagePool",
     "Pager",
     "Planner",
     "Policy",
     "Priority",
+    "RangePool",
     "RequestStats",
     "Scheduler",
     "Sequence",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from photon_ext.sampling.token_automaton import TokenAutomaton
+from photon_ext.scheduling.range_pool import RangePool
 
 Write = tuple[int, torch.Tensor]
 """Words for the device, and where the first goes; see RuntimePort.write_automaton."""
@@ -17,7 +18,6 @@ class _Place:
     """Where an automaton lies, and how many rows hold it."""
 
     begin: int
-    end: int
     holders: int = 0
 
 
@@ -33,8 +33,8 @@ class AutomatonPool:
 
     def __init__(self, words: int) -> None:
         self.words = words
+        self._ranges = RangePool(words)
         self._writes: list[Write] = []
-        self._begin = 0  # of the automata, behind the vocabulary
         self._places: dict[TokenAutomaton, _Place] = {}  # those that nobody holds in order
 
     @property
@@ -50,8 +50,8 @@ class AutomatonPool:
     @property
     def held_bytes(self) -> int:
         """Bytes of those that rows hold."""
-        places = self._places.copy().values()
-        return 4 * sum(place.end - place.begin for place in places if place.holders)
+        places = self._places.copy().items()
+        return sum(one.tables.nbytes for one, place in places if place.holders)
 
     def take_writes(self) -> list[Write]:
         """What has to be written before the next row is admitted, in order; and forgets it."""
@@ -75,26 +75,15 @@ class AutomatonPool:
         place.holders -= 1
 
     def _placed(self, automaton: TokenAutomaton) -> _Place | None:
-        if not self._begin:
+        if self._ranges.free == self.words:  # the first of all
             vocabulary = automaton.vocabulary.tables
             self._writes.append((0, vocabulary))
-            self._begin = len(vocabulary)
-        begin = self._gap(len(automaton.tables))
-        while begin is None:
+            self._ranges.allocate(len(vocabulary))
+        while (begin := self._ranges.allocate(len(automaton.tables))) is None:
             unheld = (one for one, place in self._places.items() if not place.holders)
             if (oldest := next(unheld, None)) is None:
                 return None
-            del self._places[oldest]
-            begin = self._gap(len(automaton.tables))
+            self._ranges.release(self._places.pop(oldest).begin)
         self._writes.append((begin, automaton.tables))
-        place = self._places[automaton] = _Place(begin, begin + len(automaton.tables))
+        place = self._places[automaton] = _Place(begin)
         return place
-
-    def _gap(self, words: int) -> int | None:
-        """Where so many words are free; None: nowhere."""
-        begin = self._begin
-        for place in sorted(self._places.values(), key=lambda place: place.begin):
-            if place.begin - begin >= words:
-                return begin
-            begin = place.end
-        return begin if self.words - begin >= words else None

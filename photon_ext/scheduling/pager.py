@@ -10,9 +10,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
-from photon_ext.scheduling.embeds_pool import EmbedsPool
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prefix_cache import WIDTH, Match, PrefixCache
+from photon_ext.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache
+from photon_ext.scheduling.range_pool import RangePool
 from photon_ext.scheduling.sequence import Sequence
 
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
@@ -64,14 +64,14 @@ class Pager:
         page_size: int,
         share: bool = True,
         exact: bool = False,
-        embeds: EmbedsPool | None = None,
+        embeds: RangePool | None = None,
     ) -> None:
         """``share``: sequences share pages of the same content. ``exact``: only pages of prompts,
         where what a decode step computes for a token differs in its last bits from what prefill
         computes. ``embeds``: places for the embeddings of prompts; None: no prompt has any.
         """
         self.pool = pool
-        self._embeds = EmbedsPool(0) if embeds is None else embeds
+        self._embeds = RangePool(0) if embeds is None else embeds
         self.page_size = page_size
         # only full pages are shared: none ever is, where they never end
         self._cache = PrefixCache(pool, page_size if share else sys.maxsize)
@@ -222,7 +222,7 @@ class Pager:
             self.pool.release(pages[:begin])
             pages = (*found, *pages[begin:])
         # the last token was sampled, and never fed
-        end = self._cache.enter(tokens[:-WIDTH], pages, sequence.root, begin)
+        end = self._cache.enter(tokens[:-TOKEN_BYTES], pages, sequence.root, begin)
         self._cache.written(pages[begin:end])
         return pages
 

@@ -28,7 +28,7 @@ class PagePool:
         self.on_evict: Callable[[list[int]], None] = lambda pages: None
         self._free = deque(range(num_pages))
         self._held: set[int] = set()
-        self._more: dict[int, int] = {}  # rows that hold a page besides the first
+        self._other_holders: dict[int, int] = {}  # of a page, besides the first; none: not in here
         self._kept: set[int] = set()  # held or cached pages that become cached, not free
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently released first
 
@@ -77,7 +77,7 @@ class PagePool:
         """One more row holds these, which are held or cached."""
         for page in pages:
             if page in self._held:
-                self._more[page] = self._more.get(page, 0) + 1
+                self._other_holders[page] = self._other_holders.get(page, 0) + 1
             else:
                 del self._cached[page]
                 self._held.add(page)
@@ -96,7 +96,7 @@ class PagePool:
         pages = list(pages)
         if len(once := set(pages)) < len(pages) or not once <= self._held:
             raise ValueError(self._refusal(pages))
-        if shared := once & self._more.keys():
+        if shared := once & self._other_holders.keys():
             self._share_less(shared)
             pages = [page for page in pages if page not in shared]
         self._held.difference_update(pages)
@@ -109,9 +109,9 @@ class PagePool:
 
     def _share_less(self, pages: Iterable[int]) -> None:
         for page in pages:
-            self._more[page] -= 1
-            if not self._more[page]:
-                del self._more[page]
+            self._other_holders[page] -= 1
+            if not self._other_holders[page]:
+                del self._other_holders[page]
 
     def _refusal(self, pages: list[int]) -> str:
         """Which of these cannot be released, and why."""

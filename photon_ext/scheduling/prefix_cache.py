@@ -16,7 +16,7 @@ from typing import NamedTuple
 from photon_ext.scheduling.pages import PagePool
 
 Key = tuple[Hashable, bytes]  # the page before it, or the root of the chain; its tokens
-WIDTH = 8  # bytes of a token, or of what says an embedding's content
+TOKEN_BYTES = 8  # room for what says an embedding's content, too
 
 
 def token_bytes(ids: Sequence[int]) -> bytes:
@@ -47,7 +47,7 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self._pool = pool
-        self._page_bytes = WIDTH * page_size
+        self._page_bytes = TOKEN_BYTES * page_size
         self._pages: dict[Key, int] = {}
         self._keys: dict[int, Key] = {}
         self._unwritten: set[int] = set()
@@ -66,7 +66,7 @@ class PrefixCache:
         if (latest := self._latest) is not None and latest[0] is tokens and latest[1] == root:
             return latest[2]
         match, before, size = Match([], None), root, self._page_bytes
-        for begin in range(0, len(tokens) - WIDTH - size + 1, size):
+        for begin in range(0, len(tokens) - TOKEN_BYTES - size + 1, size):
             page = self._pages.get((before, tokens[begin : begin + size]))
             if page is None:
                 break

@@ -100,7 +100,7 @@ class Stepped:
         for row in {*self.pipeline.rows, *self.scheduler.released}:
             for page in row.pages:
                 counts[page] = counts.get(page, 0) + 1
-        assert counts == {page: 1 + pool._more.get(page, 0) for page in pool._held}
+        assert counts == {page: 1 + pool._other_holders.get(page, 0) for page in pool._held}
         for row in self.pipeline.rows:
             behind = self.device.state.tables.page_table[row.index, len(row.pages) :]
             assert {*behind.tolist()} <= {NO_PAGE, POISON}, f"{row} has more pages"

@@ -12,7 +12,7 @@ import pytest
 from photon_ext.runtime import Row, StepPlan
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import pager as pager_module
-from photon_ext.scheduling.prefix_cache import WIDTH, PrefixCache
+from photon_ext.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
 from tests.engine.stepped import PAGE, Stepped
@@ -30,7 +30,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
         __slots__ = ()
 
         def __getitem__(self, key: Any) -> Any:
-            counts[int.from_bytes(bytes(self)[-WIDTH:], sys.byteorder)] += 1
+            counts[int.from_bytes(bytes(self)[-TOKEN_BYTES:], sys.byteorder)] += 1
             return super().__getitem__(key)
 
     def watched(self: PrefixCache, tokens: bytes, root: Any) -> Any:

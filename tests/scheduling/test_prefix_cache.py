@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prefix_cache import WIDTH, Match, PrefixCache, token_bytes
+from photon_ext.scheduling.prefix_cache import TOKEN_BYTES, Match, PrefixCache, token_bytes
 
 SIZE, PAGES = 2, 6
 PROMPT = token_bytes((1, 2, 3, 4, 5, 6, 7))
@@ -29,7 +29,7 @@ def write(pool: PagePool, cache: PrefixCache, tokens: bytes, root: object = None
     """A row comes, writes these tokens, and goes; its pages."""
     found = cache.match(tokens + of(0), root)
     pool.share(found.pages)
-    needed = -(-len(tokens) // (SIZE * WIDTH)) - len(found.pages)
+    needed = -(-len(tokens) // (SIZE * TOKEN_BYTES)) - len(found.pages)
     pages = [*found.pages, *(pool.allocate(needed) or [])]
     entered = cache.enter(tokens, pages, root, len(found.pages))
     cache.written(pages[:entered])
@@ -88,14 +88,14 @@ def test_a_row_that_writes_what_another_wrote_is_not_followed(
     """Its later pages would continue a page that it does not hold."""
     first = pool.allocate(2) or []
     second = pool.allocate(3) or []
-    cache.enter(PROMPT[: 4 * WIDTH], first, None)
+    cache.enter(PROMPT[: 4 * TOKEN_BYTES], first, None)
     assert cache.enter(PROMPT, second, None) == 0
     assert cache.match(PROMPT, None) == Match([], first[1])
 
 
 def test_generated_tokens_continue_the_chain(pool: PagePool, cache: PrefixCache) -> None:
     pages = pool.allocate(4) or []
-    entered = cache.enter(PROMPT[: 3 * WIDTH], pages, None)
+    entered = cache.enter(PROMPT[: 3 * TOKEN_BYTES], pages, None)
     cache.written(pages[:entered])
     assert cache.enter(PROMPT, pages, None, entered) == 3
     cache.written(pages[entered:3])

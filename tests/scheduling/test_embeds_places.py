@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from photon_ext.row_words import prompt_bits
 from photon_ext.runtime import Admission, RowParams
-from photon_ext.scheduling import EmbedsPool, PagePool, Pager, Sequence
+from photon_ext.scheduling import PagePool, Pager, RangePool, Sequence
 from photon_ext.scheduling.pager import Grant
 from tests.scheduling.sequences import Sink
 
@@ -20,7 +20,7 @@ PAGE, PLACES = 4, 12
 def test_ranges_are_apart_and_none_is_refused_that_fits(
     moves: list[int | None], rng: random.Random
 ) -> None:
-    pool = EmbedsPool(PLACES)
+    pool = RangePool(PLACES)
     held: dict[int, int] = {}
     for count in moves:
         taken = {place for begin, size in held.items() for place in range(begin, begin + size)}
@@ -39,7 +39,7 @@ def test_ranges_are_apart_and_none_is_refused_that_fits(
 
 
 def test_a_range_is_released_once() -> None:
-    pool = EmbedsPool(4)
+    pool = RangePool(4)
     begin = pool.allocate(3)
     assert begin == 0
     pool.release(begin)
@@ -54,7 +54,7 @@ def sequence_of(*prompt_ids: int) -> Sequence:
 
 
 def make_pager(places: int) -> Pager:
-    return Pager(PagePool(16), PAGE, embeds=EmbedsPool(places))
+    return Pager(PagePool(16), PAGE, embeds=RangePool(places))
 
 
 def granted(pager: Pager, sequence: Sequence) -> Grant:

@@ -1,11 +1,11 @@
-"""Places for the embeddings that prompts bring along, in the forward's memory. It knows numbers, no
+"""Ranges of a memory on the device: places of embeddings, words of automata. It knows numbers, no
 memory.
 """
 
 from __future__ import annotations
 
 
-class EmbedsPool:
+class RangePool:
     """Places 0 .. size - 1, given in ranges: the first gap that is long enough."""
 
     def __init__(self, size: int) -> None:
