@@ -81,8 +81,9 @@ class EngineOptions:
             different orders, and what `exact` promises holds with each of them; with `exact`
             hopper is refused where it does not take the whole model. None: hopper where the device
             runs it and the model is bfloat16.
-        kernel_plan: in the place of what `backend` and `exact` choose, which stay as they are: a
-            plan that models.kernel_plan.plan_kernels has made, and dataclasses.replace changed.
+        kernel_plan: which kernels run, as models.kernel_plan.plan_kernels makes it and
+            dataclasses.replace changes it; then leave out `exact` and `backend`. None: the plan
+            that these two choose.
         prefix_cache: a prompt that begins as an earlier prompt or conversation finds its keys and
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to

@@ -3,7 +3,8 @@ what the launchers of the ops choose from that.
 
 For whoever reads it: no step looks here. tests/emulator/test_kernel_table.py compares it with the
 kernels that are launched. What also depends on addresses and strides is left to the ops: those of
-the decoder's own buffers always fit.
+the decoder's own buffers always fit. Steps with adapters have kernels of their own besides
+(shrink and expand), and there SwiGLU is silu_mul.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WIDE_TOKENS = 64  # kGroupTokens of stream_linear.cu
 SPLIT_TOKENS = 96  # below kManyTokens of warp_attention.cu
 # what that takes: head_dim, query heads of a KV head at most, and pages of multiples of it
 WARP_HEAD_DIM, WARP_SHARERS, WARP_PAGE = 128, 4, 16
-_NO_WORKSPACE = "in groups of 64 tokens: gate and up are too narrow for a workspace"
+_NO_WORKSPACE = "in groups of 64 tokens, for want of a workspace"
 
 
 class Kernel(Enum):
@@ -147,16 +148,17 @@ def _linear(one: Setting, way: Way, tokens: int, columns: str, normalizes: bool)
         return Chosen(Kernel.TILE, misfit)
     if tokens <= NARROW_TOKENS:
         return Chosen(Kernel.NARROW)
-    if tokens > WIDE_TOKENS and normalizes and not _has_workspace(one.config):
+    if tokens > WIDE_TOKENS and normalizes and not _has_workspace(one):
         return Chosen(Kernel.WIDE, _NO_WORKSPACE)
     return Chosen(Kernel.WIDE if tokens <= WIDE_TOKENS else Kernel.TALL)
 
 
-def _has_workspace(config: ModelConfig) -> bool:
-    """Whether `2 * intermediate` elements of bfloat16 are the words of a token in
-    ops.linear_workspace_words: see Decoder.
+def _has_workspace(one: Setting) -> bool:
+    """As Decoder: `2 * intermediate` elements of bfloat16 hold the words of a token that
+    ops.linear_workspace_words counts.
     """
-    return config.intermediate >= (config.hidden + 1) // 2 + 1
+    words = (one.config.hidden + 1) // 2 + 1
+    return one.plan.chunks.fused_tokens > 0 and one.config.intermediate >= words
 
 
 def _norms(one: Setting, way: Way, tokens: int) -> Chosen:
