@@ -82,7 +82,7 @@ class TimedLoop:
 def bundled_tokenizer() -> Tokenizer:
     """SmolLM2's. Raises ImportError or PhotonError where a package for it is not installed."""
     from photon_ext.models.gguf_file import GgufFile
-    from photon_ext.models.loader import resolve_model
+    from photon_ext.models.model_files import resolve_model
     from photon_ext.models.tokenizer import Tokenizer
 
     return Tokenizer.from_gguf(GgufFile(resolve_model("smollm2")))

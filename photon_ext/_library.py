@@ -64,8 +64,6 @@ def _load() -> ctypes.CDLL:
     _C.bind_ops(address)
     library.photon_ext_num_threads.restype = ctypes.c_int
     library.photon_ext_has_hopper.restype = ctypes.c_bool
-    library.photon_ext_hopper_takes_columns.argtypes = [ctypes.c_int64, ctypes.c_bool]
-    library.photon_ext_hopper_takes_columns.restype = ctypes.c_bool
     library.photon_ext_fallback_op.restype = ctypes.c_char_p
     library.photon_ext_fallback_reason.restype = ctypes.c_char_p
     library.photon_ext_cpu_isa.restype = ctypes.c_char_p
@@ -123,15 +121,6 @@ def hopper_runs() -> bool:
     from 8.0 on.
     """
     return bool(_ops_library.photon_ext_has_hopper())
-
-
-def hopper_takes_columns(columns: int, normalizes: bool) -> bool:
-    """Whether the Hopper kernels of the fused linears take an input of so many columns.
-
-    `normalizes`: in norm_linear_into and norm_swiglu_into, which keep the norm's weight in shared
-    memory; linear_residual_ takes wider ones.
-    """
-    return bool(_ops_library.photon_ext_hopper_takes_columns(columns, normalizes))
 
 
 def fallbacks() -> dict[str, str]:

@@ -13,8 +13,8 @@ import torch
 
 from benchmarks.common.models import SHAPES
 from photon_ext.checks import Backend
-from photon_ext.engine.options import choose_backend
 from photon_ext.errors import DeviceError
+from photon_ext.models.kernel_plan import choose_backend, dtype_name, target_of
 from photon_ext.runtime.runtime import checked_device
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -146,15 +146,18 @@ def fit_to_device(
 def use_hopper(args: argparse.Namespace) -> bool:
     """Whether --backend says hopper; where it says nothing, whether that runs on --device with
     --dtype, None being bfloat16 as a rule."""
-    dtype = DTYPES[args.dtype or "bfloat16"]
-    return choose_backend(args.backend, str(device_of(args.device)), dtype) == "hopper"
+    return _backend(args, args.backend) == "hopper"
 
 
 def running_kernels(args: argparse.Namespace) -> str:
     """Which kernels that leads to: "hopper" or "portable"; results before had "fast" for hopper."""
-    dtype = DTYPES[args.dtype or "bfloat16"]
-    runs = choose_backend(None, str(device_of(args.device)), dtype) == "hopper"
+    runs = _backend(args, None) == "hopper"
     return "hopper" if use_hopper(args) and runs else "portable"
+
+
+def _backend(args: argparse.Namespace, asked: Backend | None) -> Backend:
+    dtype = dtype_name(DTYPES[args.dtype or "bfloat16"])
+    return choose_backend(asked, target_of(device_of(args.device)), dtype)
 
 
 def device_of(name: str) -> torch.device:

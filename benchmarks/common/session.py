@@ -10,8 +10,10 @@ from statistics import fmean, median
 import torch
 
 from benchmarks.common.result import BenchmarkError
+from photon_ext.checks import Backend
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.decoder import GEMM_TOKENS, Decoder
+from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import plan_for
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.observe.meter import percentile
 from photon_ext.observe.trace_recorder import TraceRecorder
@@ -57,6 +59,7 @@ class Session:
         self.vocab_size = config.vocab
         chunk = chunk or self.batch * self.prompt_len
         pages = -(-(self.prompt_len + new_tokens) // PAGE_SIZE)
+        backend: Backend = "hopper" if fast else "portable"
         self.runtime = Runtime(
             max_rows=self.batch,
             max_len=pages * PAGE_SIZE,
@@ -65,7 +68,7 @@ class Session:
             page_size=PAGE_SIZE,
             timing=timing,
             blocking=blocking,
-            backend="hopper" if fast else "portable",
+            backend=backend,
         )
         self.decoder = Decoder(
             config,
@@ -75,8 +78,7 @@ class Session:
             max_len=pages * PAGE_SIZE,
             page_size=PAGE_SIZE,
             num_pages=self.batch * pages,
-            gemm_tokens=None if exact else GEMM_TOKENS,
-            hopper=fast,
+            plan=plan_for(config, weights, backend, exact),
         )
         self._logits: torch.Tensor | None = None  # of the step that was built last
         self.pipeline = Pipeline(

@@ -1,7 +1,6 @@
 #include "ops/dispatch.h"
 
 #include "common/fallbacks.h"
-#include "common/hopper_columns.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
 
@@ -65,9 +64,6 @@ PHOTON_EXPORT bool photon_ext_has_hopper() {
 #else
   return false;
 #endif
-}
-PHOTON_EXPORT bool photon_ext_hopper_takes_columns(int64_t columns, bool normalizes) {
-  return photon::hopper_columns_misfit(columns, normalizes) == nullptr;
 }
 // Null past the last one, as the reason is.
 PHOTON_EXPORT const char* photon_ext_fallback_op(int index) {

@@ -9,6 +9,8 @@ from typing import NoReturn, get_args
 import photon_ext
 from photon_ext.checks import Backend, check_seconds
 from photon_ext.cli.terminal import complain, say
+from photon_ext.models.kernel_plan import GPUS
+from photon_ext.models.shapes import NAMED_SHAPES
 
 WRONG = 2
 PROMPT = "Why is the sky blue?"
@@ -44,7 +46,7 @@ def make_parser() -> Parser:
             "trace", help="a timeline of host and device: where the device waits, and for whom"
         )
     )
-    commands.add_parser("info", help="versions, devices, build, and what is missing")
+    _add_info(commands.add_parser("info", help="versions, devices, build, and what is missing"))
     return parser
 
 
@@ -113,6 +115,29 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stacks", action="store_true", help="record Python functions, too (slow)")
     parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
+
+
+def _add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    plan = parser.add_argument_group("which kernels the steps of a model run")
+    plan.add_argument(
+        "--plan",
+        metavar="MODEL",
+        help="print that instead: of smollm2, a Hugging Face directory, a .gguf file, or "
+        + ", ".join(NAMED_SHAPES),
+    )
+    plan.add_argument(
+        "--device", choices=GPUS, help="of this GPU; by default of the one that is here, else h200"
+    )
+    plan.add_argument(
+        "--dtype", choices=("float32", "float16", "bfloat16"), help="by default what generate takes"
+    )
+    plan.add_argument(
+        "--backend",
+        choices=get_args(Backend),
+        help="which kernels are asked for; by default hopper, where they run",
+    )
+    plan.add_argument("--exact", action="store_true", help="of an engine with exact=True")
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:

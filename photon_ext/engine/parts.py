@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from photon_ext.engine.options import MAX_BIASES, EngineOptions, choose_backend
+from photon_ext.engine.options import MAX_BIASES, EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.decoder import GEMM_TOKENS, Decoder
-from photon_ext.models.hopper_fit import hopper_misfit
+from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import dtype_name, hopper_misfit, plan_for, target_of
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
@@ -21,8 +21,8 @@ def make_parts(
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
     size = size_engine(options, config, weights.dtype, weights.device)
-    backend = choose_backend(options.backend, str(weights.device), weights.dtype)
-    if options.exact and backend == "hopper" and weights.device.type == "cuda":
+    plan = options.kernel_plan or plan_for(config, weights, options.backend, options.exact)
+    if options.exact and plan.hopper and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)
     runtime = Runtime(
         max_rows=size.max_rows,
@@ -36,7 +36,7 @@ def make_parts(
         automaton_words=size.automaton_words,
         timing=options.timing,
         blocking=options.blocking,
-        backend=backend,
+        backend="hopper" if plan.hopper else "portable",
     )
     shape = LoraShape(config, options.lora_rank)
     lora = (
@@ -52,8 +52,7 @@ def make_parts(
         max_len=size.max_len,
         page_size=options.page_size,
         num_pages=size.num_pages,
-        gemm_tokens=None if options.exact else GEMM_TOKENS,
-        hopper=backend == "hopper",
+        plan=plan,
         lora=lora,
         embeds_tokens=options.embeds_tokens,
     )
@@ -64,7 +63,8 @@ def check_exact(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """Raises ConfigError where some steps of the model would run portable kernels in place of
     Hopper ones, and so sum in another order than other steps.
     """
-    if (misfit := hopper_misfit(config, dtype, device)) is not None:
+    misfit = hopper_misfit(config, target_of(device), dtype_name(dtype))
+    if misfit is not None:
         raise ConfigError(
             f"exact is True, and the Hopper kernels do not take all of the model on {device}: "
             f'{misfit}; pass backend="portable", whose kernels take every model'

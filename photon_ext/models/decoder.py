@@ -21,17 +21,13 @@ from photon_ext.layout import Count
 from photon_ext.models.attention import DecoderAttention
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.hopper_fit import linears_misfit
+from photon_ext.models.kernel_plan import KernelPlan, Way, Ways, plan_for
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
     from photon_ext.models.lora import LoraSlots
     from photon_ext.runtime.step import StepTensors
-
-GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
-# the same with the Hopper linears, which read each weight once for so many tokens
-HOPPER_GEMM_TOKENS = 64
 
 
 class Decoder:
@@ -42,6 +38,7 @@ class Decoder:
 
     Attributes:
         config, weights: what runs.
+        plan: by which kernels.
         max_step_tokens, max_segments: largest T and R of a step.
         max_len: positions that a row may use.
         page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.
@@ -59,20 +56,14 @@ class Decoder:
         max_len: int,
         page_size: int,
         num_pages: int,
-        gemm_tokens: int | None = GEMM_TOKENS,
-        hopper: bool = False,
+        plan: KernelPlan | None = None,
         lora: LoraSlots | None = None,
         embeds_tokens: int = 0,
     ) -> None:
         """Allocates everything that steps will use.
 
-        `gemm_tokens`: on CUDA, steps of more tokens multiply through torch (and of more than 64,
-        where the Hopper linears run), captured or not: that is fast, but the order of its sums
-        depends on T; None: never, so that a row's result depends on its own tokens alone.
-        `hopper`: use the fused ops with their Hopper kernels, see photon_ext.ops, in decode steps
-        and, where these take the model (see hopper_fit), in steps with chunks. Their linears give a
-        token the same bits in every step; their attention gives it others in a chunk than where it
-        decodes, but no others for what rides beside it.
+        `plan`: which kernels run, captured or not; None: the portable ones, and torch's products in
+        CUDA steps of many tokens.
         `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
         `embeds_tokens`: places for embeddings in the place of tokens.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
@@ -100,16 +91,15 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper, self.lora = hopper, lora
-        misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
-        self._hopper_prefill = hopper and misfit is None
-        self._gemm_tokens = gemm_tokens
+        self.plan, self.lora = plan or plan_for(config, weights, "portable"), lora
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
-        self._attention = DecoderAttention(config, self._kv, max_len, max_segments, hopper)
+        self._attention = DecoderAttention(
+            config, self._kv, max_len, max_segments, self.plan.hopper
+        )
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
-        self._linear_workspace = self._spare_words() if self._hopper_prefill else None
+        self._linear_workspace = self._spare_words() if self.plan.chunks.fused_tokens else None
         self.embeds = (
             torch.zeros(embeds_tokens, config.hidden, dtype=weights.dtype, device=weights.device)
             if embeds_tokens
@@ -158,66 +148,53 @@ class Decoder:
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
         ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding, self.embeds)
-        fused = self._hopper if step.kind is StepKind.DECODE else self._hopper_prefill
-        counts, through_torch = step.counts[Count.TOKENS :], self._through_torch(num_tokens, fused)
-        if fused and not through_torch:
+        ways = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
+        counts, way = step.counts[Count.TOKENS :], ways.of(num_tokens)
+        if way is Way.FUSED:
             self._fused_layers(step, buffers, counts)
         else:
-            self._layers(step, buffers, counts, through_torch)
+            self._layers(step, buffers, counts, way)
         if step.score is not None:
-            self._score_tokens(step, buffers, fused)
-        self._write_logits(step, buffers, fused, self._through_torch(segments, fused))
+            self._score_tokens(step, buffers, ways)
+        self._write_logits(step, buffers, ways.of(segments))
         step.logits = buffers.logits
 
-    def _through_torch(self, tokens: int, fused: bool) -> bool:
-        """Whether linears of so many tokens are torch's; `fused`: else they are the Hopper ones."""
-        if self._gemm_tokens is None or self.weights.device.type != "cuda":
-            return False
-        return tokens > (max(self._gemm_tokens, HOPPER_GEMM_TOKENS) if fused else self._gemm_tokens)
-
-    def _write_logits(
-        self, step: StepTensors, buffers: Activations, fused: bool, through_torch: bool
-    ) -> None:
+    def _write_logits(self, step: StepTensors, buffers: Activations, way: Way) -> None:
         """From the last layer's output to `buffers.logits`."""
-        sampled = self._head_input(buffers, fused and not through_torch)
+        sampled = self._head_input(buffers, way)
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
-        counts = step.counts[Count.SEGMENTS :]
-        self._project(buffers.logits, sampled, counts, fused, through_torch)
+        self._project(buffers.logits, sampled, step.counts[Count.SEGMENTS :], way)
 
-    def _score_tokens(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
+    def _score_tokens(self, step: StepTensors, buffers: Activations, ways: Ways) -> None:
         """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
         room, end = self._arena.activations.logits, len(step.decode_meta)
         assert step.score is not None
         for begin in range(step.decode_tokens, end, len(room)):
             logits = room[: end - begin]
-            through_torch = self._through_torch(len(logits), fused)
-            hidden = self._head_input(buffers, fused and not through_torch)
-            part = hidden[begin : begin + len(logits)]
-            self._project(logits, part, None, fused, through_torch)
+            way = ways.of(len(logits))
+            part = self._head_input(buffers, way)[begin : begin + len(logits)]
+            self._project(logits, part, None, way)
             step.score(logits, begin)
 
-    def _head_input(self, buffers: Activations, one_op: bool) -> torch.Tensor:
-        """`one_op`: norm and head are one."""
-        return buffers.residual if one_op else buffers.normed
+    def _head_input(self, buffers: Activations, way: Way) -> torch.Tensor:
+        """What the head reads. Fused layers do not write `normed`; the head, which has no more
+        tokens than they, is then fused, too.
+        """
+        return buffers.residual if way is Way.FUSED else buffers.normed
 
     def _project(
-        self,
-        logits: torch.Tensor,
-        hidden: torch.Tensor,
-        counts: torch.Tensor | None,
-        fused: bool,
-        through_torch: bool,
+        self, logits: torch.Tensor, hidden: torch.Tensor, counts: torch.Tensor | None, way: Way
     ) -> None:
         """Norm and head in one op, or the head alone."""
-        if fused and not through_torch:
+        if way is Way.FUSED:
             self._norm_linear(logits, hidden, self.weights.final_norm, self._head, counts)
         else:
-            _linear(logits, hidden, self._head, counts, through_torch)
+            _linear(logits, hidden, self._head, counts, way)
 
     def _layers(
-        self, step: StepTensors, buffers: Activations, counts: torch.Tensor, through_torch: bool
+        self, step: StepTensors, buffers: Activations, counts: torch.Tensor, way: Way
     ) -> None:
         """From `buffers.residual`, the embeddings, to the output of the last layer: there, and
         normalized in `buffers.normed`.
@@ -231,21 +208,21 @@ class Decoder:
                     buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
                 )
             self._shrink(buffers.normed, index, "qkv", step)
-            _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
+            _linear(buffers.qkv, buffers.normed, layer.qkv, counts, way)
             self._expand(buffers.qkv, index, "qkv", step)
             self._attention.run(index, layer, step, buffers, fused=False)
             self._shrink(buffers.attention, index, "o", step)
-            _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
+            _linear(buffers.projected, buffers.attention, layer.o, counts, way)
             self._expand(buffers.projected, index, "o", step)
             ops.add_rms_norm_into(
                 buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
             )
             self._shrink(buffers.normed, index, "gate_up", step)
-            _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, through_torch)
+            _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, way)
             self._expand(buffers.gate_up, index, "gate_up", step)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
             self._shrink(buffers.act, index, "down", step)
-            _linear(buffers.projected, buffers.act, layer.down, counts, through_torch)
+            _linear(buffers.projected, buffers.act, layer.down, counts, way)
             self._expand(buffers.projected, index, "down", step)
         ops.add_rms_norm_into(
             buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps
@@ -355,9 +332,9 @@ def _linear(
     x: torch.Tensor,
     linear: Linear,
     counts: torch.Tensor | None,
-    through_torch: bool,
+    way: Way,
 ) -> None:
-    if not through_torch:
+    if way is Way.OWN:
         ops.linear_into(out, x, linear.weight, linear.bias, counts)
     elif linear.bias is None:
         torch.mm(x, linear.weight.t(), out=out)

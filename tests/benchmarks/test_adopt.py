@@ -30,6 +30,7 @@ from benchmarks.ladder.stages import LADDERS, Stage
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
 from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import KernelPlan
 
 NO_TRANSFORMERS = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
@@ -257,9 +258,9 @@ def test_our_step_takes_the_fast_kernels(
     made: list[bool] = []
     create = Decoder.__init__
 
-    def noted(self: Decoder, *arguments: Any, hopper: bool = False, **more: Any) -> None:
-        made.append(hopper)
-        create(self, *arguments, hopper=hopper, **more)
+    def noted(self: Decoder, *arguments: Any, plan: KernelPlan, **more: Any) -> None:
+        made.append(plan.hopper)
+        create(self, *arguments, plan=plan, **more)
 
     monkeypatch.setattr(Decoder, "__init__", noted)
     more = ("--backend", "hopper", "--dtype", "bfloat16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -97,3 +98,82 @@ time.sleep(60)
     for arguments in (("info",), ("generate", "hello"), ("chat",)):
         done = run_process(entry, tmp_path, *arguments)
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.parametrize("entry", entries())
+def test_a_plan_needs_no_torch(entry: str, tmp_path: Path) -> None:
+    blocked_torch(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    sizes = {
+        "hidden_size": 576,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "intermediate_size": 1536,
+        "vocab_size": 49152,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 2048,
+    }
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    for name in ("qwen3-0.6b", str(model)):
+        done = run_process(entry, tmp_path, "info", "--plan", name)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"{name} in bfloat16 on h200: backend hopper\n")
+
+
+def test_a_plan_is_a_table_of_ops_by_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "info", "--plan", "qwen3-4b", "--device", "h200")
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["decode", "steps,", "by", "tokens", "1-8", "9-64", "65-96", "97+"] in lines
+    assert lines.count(["down", "narrow", "wide", "cuBLAS", "cuBLAS"]) == 2
+    assert ["attention", *["split_attention"] * 3, "warp_attention"] in lines
+    assert ["attention", "of", "chunks", *["chunk_attention"] * 4] in lines
+
+
+def test_a_plan_says_why_a_kernel_is_not_the_one_that_was_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, out, _ = run(capsys, "info", "--plan", "qwen3-4b", "--device", "a100", "--backend", "hopper")
+    assert "down                   tile*       cuBLAS" in out
+    assert "* attention (attention; attention of decode rows): the device does not run" in out
+    _, out, _ = run(capsys, "info", "--plan", "qwen3-4b", "--device", "a100")
+    assert "backend portable\nhopper was not chosen: the device does not run the Hopper" in out
+    exact = ("--backend", "hopper", "--dtype", "float32", "--exact", "--device", "h200")
+    _, out, _ = run(capsys, "info", "--plan", "llama-3.2-1b", *exact)
+    assert "an engine with exact=True refuses this: the weights are float32, not bfloat16" in out
+
+
+def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", "--plan", "smollm2", "--device", "h200", "--json", "--exact")
+    found = json.loads(out)
+    assert code == 0
+    assert {name: value for name, value in found.items() if name != "kernels"} == {
+        "model": "smollm2",
+        "device": "h200",
+        "dtype": "bfloat16",
+        "backend": "hopper",
+        "exact": True,
+    }
+    tall = {"step": "decode", "op": "down", "least": 65, "most": None, "kernel": "tall"}
+    assert {**tall, "why": None} in found["kernels"]
+
+
+def test_a_plan_of_no_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "info", "--plan", "nowhere")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "model 'nowhere': no such file or directory" in err
+    code, out, err = run(capsys, "info", "--device", "h200", "--exact")
+    assert (code, out) == (2, "")
+    assert err == (
+        "photon-ext info: --device, --exact: without --plan MODEL there is nothing to choose\n"
+    )
+
+
+def test_what_info_says_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "info", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert list(found) == ["versions", "build", "devices", "kernels", "missing"]
+    assert any(line.startswith("torch ") for line in found["versions"])

@@ -13,8 +13,8 @@ from transformers import LlamaForCausalLM
 from photon_ext import ConfigError, Runtime
 from photon_ext.checks import Backend
 from photon_ext.engine import Engine, options
-from photon_ext.engine.options import choose_backend
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.kernel_plan import Target, choose_backend, gpu_target
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.sampling import SamplingParams
@@ -145,8 +145,8 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
 @pytest.mark.parametrize("chosen", ["hopper", "portable"])
 def test_a_choice_of_kernels_is_kept(chosen: Backend) -> None:
     assert (
-        choose_backend(chosen, "cpu", torch.float32)
-        == choose_backend(chosen, "cuda:0", torch.bfloat16)
+        choose_backend(chosen, Target(), "float32")
+        == choose_backend(chosen, gpu_target((9, 0)), "bfloat16")
         == chosen
     )
 
@@ -160,12 +160,13 @@ def test_a_backend_that_is_none_is_refused(wrong: Any) -> None:
         Runtime(max_rows=1, max_len=8, device="cpu", backend=wrong)
 
 
-def test_without_a_choice_the_fast_kernels_run_where_they_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(options, "hopper_runs", lambda: True)
-    assert choose_backend(None, "cuda:0", torch.bfloat16) == "hopper"
-    others = (("cuda", torch.float32), ("cuda", torch.float16), ("cpu", torch.bfloat16))
+def test_without_a_choice_the_fast_kernels_run_where_they_fit() -> None:
+    h200 = gpu_target((9, 0))
+    assert choose_backend(None, h200, "bfloat16") == "hopper"
+    others = (
+        (h200, "float32"),
+        (h200, "float16"),
+        (Target(runs_hopper=True), "bfloat16"),  # a CPU
+        (gpu_target((8, 0)), "bfloat16"),
+    )
     assert {choose_backend(None, *other) for other in others} == {"portable"}
-    monkeypatch.setattr(options, "hopper_runs", lambda: False)
-    assert choose_backend(None, "cuda", torch.bfloat16) == "portable"

@@ -9,7 +9,8 @@ import torch
 from photon_ext import ops
 from photon_ext.layout import NO_PAGE, ROW_COLUMNS, RowColumn
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.decoder import GEMM_TOKENS, Decoder
+from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import KernelPlan, plan_for
 from photon_ext.models.lora import LoraSlots
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind, StepTensors
@@ -45,11 +46,12 @@ class Harness:
         weights: DecoderWeights,
         max_len: int = 64,
         page_size: int = 4,
-        gemm_tokens: int | None = GEMM_TOKENS,
+        exact: bool = False,
         hopper: bool = False,
         rows: int = 4,
         max_step_tokens: int = 64,
         lora: LoraSlots | None = None,
+        plan: KernelPlan | None = None,
     ) -> None:
         self.slots: dict[int, int] = {}
         self.device = weights.device
@@ -57,7 +59,8 @@ class Harness:
         num_pages = 1 + rows * pages_per_row
         entries, segments = max(max_step_tokens, rows), max(rows, min(2 * rows, 64))
         sizes = (entries, segments, max_len, page_size, num_pages)
-        self.decoder = Decoder(config, weights, *sizes, gemm_tokens, hopper, lora)
+        plan = plan or plan_for(config, weights, "hopper" if hopper else "portable", exact)
+        self.decoder = Decoder(config, weights, *sizes, plan, lora)
         order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.full((rows + 1, pages_per_row), NO_PAGE, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)

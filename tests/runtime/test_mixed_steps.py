@@ -14,6 +14,7 @@ import torch
 from photon_ext.errors import ConfigError
 from photon_ext.layout import RECORD_WIDTH, SEGMENT_COLUMNS, RecordFlag
 from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import KernelPlan
 from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.row import Row
@@ -184,7 +185,7 @@ class Host:
             MAX_LEN,
             PAGE,
             ROWS * PAGES_PER_ROW,
-            gemm_tokens=None,
+            plan=KernelPlan(),
         )
         self.pipe = Pipeline(
             Runtime(max_rows=ROWS, max_len=MAX_LEN, depth=depth, device="cpu", page_size=PAGE),

@@ -11,6 +11,7 @@ import torch
 
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import KernelPlan
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime import Pipeline, RowParams, Runtime
 from photon_ext.runtime.slot import Slot
@@ -43,7 +44,7 @@ def make(device: str, depth: int, **options: object) -> Pipeline:
         MAX_LEN,
         PAGE,
         ROWS * PAGES_PER_ROW,
-        gemm_tokens=None,
+        plan=KernelPlan(),
     )
     runtime = Runtime(max_rows=ROWS, max_len=MAX_LEN, depth=depth, device=device, page_size=PAGE)
     return Pipeline(

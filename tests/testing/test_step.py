@@ -9,6 +9,7 @@ from photon_ext import ops
 from photon_ext.layout import NO_PAGE
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import KernelPlan
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime import Pipeline, RowParams, Runtime
 from photon_ext.runtime.row_table import RowTable
@@ -42,7 +43,7 @@ ASKED = (
 
 
 def decoder() -> Decoder:
-    return Decoder(CONFIG, WEIGHTS, 8, ROWS, MAX_LEN, PAGE, PAGES, gemm_tokens=None)
+    return Decoder(CONFIG, WEIGHTS, 8, ROWS, MAX_LEN, PAGE, PAGES, plan=KernelPlan())
 
 
 def driver_of(runtime: SimRuntime | Runtime, model: Decoder) -> Driver:

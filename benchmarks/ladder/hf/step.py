@@ -9,6 +9,7 @@ import torch
 import photon_ext
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.hf_config import hf_config
+from photon_ext.models.kernel_plan import plan_for
 from photon_ext.models.weights import empty_weights, weight_slots
 
 
@@ -27,7 +28,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, backend="portable"):
         max_step_tokens=256,
         max_segments=1,
         max_len=max_len,
-        hopper=backend == "hopper",
+        plan=plan_for(config, weights, backend),
         **pages,
     )
     runtime = photon_ext.Runtime(

@@ -9,7 +9,9 @@ import torch
 
 from benchmarks.ladder.stock.model import Model
 from photon_ext import Pipeline, RowParams, Runtime
+from photon_ext.checks import Backend
 from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import plan_for
 
 
 @torch.inference_mode()
@@ -18,7 +20,7 @@ def decode(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     stop_ids: Sequence[int],
-    backend: str = "portable",
+    backend: Backend = "portable",
 ) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     pages = {"page_size": max_len, "num_pages": 2}  # rows count from 1, and row 1 has page 1
@@ -28,7 +30,7 @@ def decode(
         max_step_tokens=256,
         max_segments=1,
         max_len=max_len,
-        hopper=backend == "hopper",
+        plan=plan_for(model.config, model.weights, backend),
         **pages,
     )
     runtime = Runtime(

@@ -1,8 +1,11 @@
 // The runtime's host side.
+#include <dlfcn.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -65,6 +68,17 @@ std::string kernel_text(const std::string& function) {
   const size_t first = function.find("Params = {"), last = function.find('}', first);
   if (first == std::string::npos || last == std::string::npos) return function;
   return "(" + function.substr(first + 10, last - first - 10) + ")";
+}
+
+// The kernels that were launched, by their addresses in this library.
+struct Launched {
+  std::mutex mutex;
+  std::set<const void*> kernels;
+};
+
+Launched& launched() {
+  static Launched instance;
+  return instance;
 }
 
 }  // namespace
@@ -188,7 +202,22 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const c
     return remember(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > static_cast<size_t>(allowed_shared_bytes(kernel)))
     return remember(cudaErrorInvalidValue);
+  {
+    const std::lock_guard<std::mutex> lock(launched().mutex);
+    launched().kernels.insert(kernel);
+  }
   return run_grid(one, failure) ? cudaSuccess : remember(cudaErrorLaunchFailure);
 }
 
 }  // namespace emulator
+
+// Takes one of the kernels that were launched, each once: its offset in this library, by which a
+// table of symbols has its name; 0: there is no more.
+extern "C" __attribute__((visibility("default"))) uint64_t photon_emulator_take_kernel() {
+  const std::lock_guard<std::mutex> lock(launched().mutex);
+  if (launched().kernels.empty()) return 0;
+  const char* const kernel =
+      static_cast<const char*>(launched().kernels.extract(launched().kernels.begin()).value());
+  Dl_info library = {};
+  return dladdr(kernel, &library) == 0 ? 0 : kernel - static_cast<const char*>(library.dli_fbase);
+}

@@ -1,0 +1,101 @@
+"""`photon-ext info --plan MODEL`: which kernels the steps of a model run, and why where it is not
+the one that was asked for. A Hugging Face directory or a named shape needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from itertools import groupby
+
+from photon_ext.cli import starting
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.kernel_plan import (
+    GPUS,
+    Target,
+    gpu_target,
+    hopper_misfit,
+    plan_kernels,
+    target_of,
+)
+from photon_ext.models.kernel_table import Entry, Kernel, Setting, kernel_table
+from photon_ext.models.shapes import NAMED_SHAPES
+
+DEFAULT_GPU = "h200"
+_TITLES = {"decode": "decode steps, by tokens", "chunks": "steps with chunks of prompts, by tokens"}
+_LEGEND = f"""\
+{Kernel.WITHIN.value}: part of another kernel; {Kernel.TORCH.value}: torch's products; \
+the others: csrc/cuda, less "_kernel"
+In steps with chunks attention of decode rows goes by their number, the head by that of segments."""
+
+
+def planned(arguments: argparse.Namespace) -> str:
+    """The report, or with --json an object. Raises ModelError: there is no such model."""
+    with starting():
+        config = _config(arguments.plan)
+        device, target = _target(arguments.device)
+    dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
+    plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
+    entries = kernel_table(Setting(config, target, dtype, plan))
+    backend = "hopper" if plan.hopper else "portable"
+    if arguments.json:
+        head = {"model": arguments.plan, "device": device, "dtype": dtype}
+        ops = [entry._asdict() | {"kernel": entry.kernel.value} for entry in entries]
+        return json.dumps({**head, "backend": backend, "exact": arguments.exact, "kernels": ops})
+    exact = ", exact" if arguments.exact else ""
+    lines = [f"{arguments.plan} in {dtype} on {device}: backend {backend}{exact}"]
+    misfit = hopper_misfit(config, target, dtype)
+    if misfit and backend == "portable" and arguments.backend is None:
+        lines.append(f"hopper was not chosen: {misfit}")
+    if misfit and backend == "hopper" and arguments.exact:
+        lines.append(f"an engine with exact=True refuses this: {misfit}")
+    for step, title in _TITLES.items():
+        lines += ["", *_block(title, [entry for entry in entries if entry.step == step])]
+    return "\n".join([*lines, "", *_reasons(entries), _LEGEND])
+
+
+def _config(model: str) -> ModelConfig:
+    if model in NAMED_SHAPES:
+        return NAMED_SHAPES[model]
+    from photon_ext.models.model_files import read_config
+
+    return read_config(model)
+
+
+def _target(name: str | None) -> tuple[str, Target]:
+    """A GPU by name; None: the one that is here, and where there is none DEFAULT_GPU."""
+    if name is None:
+        try:
+            import torch
+        except ImportError:
+            pass
+        else:
+            if torch.cuda.is_available():
+                return torch.cuda.get_device_name(), target_of(torch.device("cuda"))
+    name = name or DEFAULT_GPU
+    return name, gpu_target(GPUS[name], os.environ.get("PHOTON_HOPPER_ON_10") == "1")
+
+
+def _block(title: str, entries: list[Entry]) -> list[str]:
+    """A table: an op a line, a column for each range of tokens in which no op changes."""
+    starts = sorted({entry.least for entry in entries})
+    ends = [start - 1 for start in starts[1:]]
+    ranges = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=False)]
+    rows = [[title, *ranges, f"{starts[-1]}+"]]
+    for op, group in groupby(entries, lambda entry: entry.op):
+        of_op = list(group)
+        cells = [[e for e in of_op if e.least <= start][-1] for start in starts]
+        rows.append([f"  {op}", *(cell.kernel.value + "*" * bool(cell.why) for cell in cells)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def _reasons(entries: list[Entry]) -> list[str]:
+    """Why an op runs another kernel than was asked for: once for each reason."""
+    ops: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        if entry.why:
+            named = ops.setdefault((entry.why, entry.kernel.value), [])
+            named += [entry.op] * (entry.op not in named)
+    return [f"* {kernel} ({'; '.join(names)}): {why}" for (why, kernel), names in ops.items()]

@@ -1,0 +1,172 @@
+"""The table of a model's kernels against those that its decoder launches, and the plan's rules
+against what the ops say themselves: in processes of their own on the emulated kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from photon_ext.checks import Backend
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.kernel_plan import gpu_target, linear_misfit, plan_kernels
+from photon_ext.models.kernel_table import Entry, Kernel, Setting, kernel_table
+from tests.emulator.test_ops import run
+
+# Steps of a two-layer model, and the addresses of the kernels that each of them launches.
+SCRIPT = """
+import ctypes, json, os, torch
+from photon_ext._library import _ops_library as library
+from photon_ext.models.kernel_plan import KernelPlan, Ways
+from photon_ext.models.weights import random_weights
+from photon_ext.models.config import Family, ModelConfig
+from tests.models.harness import Chunk, Harness
+
+given = json.loads(os.environ["GIVEN"])
+config = ModelConfig(Family.QWEN3, *given["shape"])
+hopper, decode, chunks = given["plan"]
+plan = KernelPlan(hopper, Ways(*decode), Ways(*chunks))
+weights = random_weights(config, getattr(torch, given["dtype"]))
+decoder = Harness(config, weights, 112, 16, rows=98, max_step_tokens=128, plan=plan)
+library.photon_emulator_take_kernel.restype = ctypes.c_uint64
+take = lambda: list(iter(library.photon_emulator_take_kernel, 0))
+
+def kernels(step):
+    take()
+    step()
+    return take()
+
+def ids(count):
+    return [i % config.vocab for i in range(count)]
+
+found = []
+for count in given["tokens"]:
+    rows = range(1, count + 1)
+    found.append([
+        kernels(lambda: decoder.decode([*rows], [0] * count, ids(count))),
+        kernels(lambda: decoder.prefill([Chunk(1, 0, ids(count))])),
+    ])
+decodes = [Chunk(row, 0, [row]) for row in (1, 2)]
+found.append([kernels(lambda: decoder.mixed(decodes, [Chunk(3, 0, ids(10))]))])
+print(json.dumps(found))
+"""
+# hidden, layers, q_heads, kv_heads, head_dim, intermediate, vocab
+ROUND = (128, 2, 4, 2, 128, 128, 131)
+GQA_3_OF_64 = (192, 2, 6, 2, 64, 320, 131)  # SmolLM2's groups
+GQA_6 = (128, 2, 6, 1, 128, 128, 131)
+ODD_OUTPUT = (320, 2, 7, 1, 96, 192, 131)  # q_size is 672
+ODD_HIDDEN = (200, 2, 2, 1, 64, 192, 131)
+SMALL_HEADS = (128, 2, 4, 2, 32, 128, 131)
+MANY_SHARERS = (128, 2, 66, 1, 64, 128, 131)
+NARROW_MLP = (576, 2, 2, 1, 64, 192, 131)
+NOT_LAUNCHED = {Kernel.WITHIN, Kernel.TORCH, Kernel.SAMPLE, Kernel.SAMPLE_CLUSTER}
+NO_CHOICE = {"gather_rows", "decode_meta_set"}
+
+
+@cache
+def names_of(library: Path) -> dict[int, str]:
+    """Of each kernel in the library, by its offset, less "_kernel"."""
+    symbols = subprocess.run(["nm", "-C", str(library)], capture_output=True, text=True, check=True)
+    found = re.findall(r"^(\w+) \w .*?(\w+)_kernel[<(]", symbols.stdout, re.MULTILINE)
+    return {int(offset, 16): name for offset, name in found}
+
+
+def expected(entries: list[Entry], step: str, tokens: dict[str, int]) -> set[str]:
+    """What runs in a step, where `tokens` of "" are those of ops that it does not name; ops of no
+    tokens do not run.
+    """
+    kernels = set()
+    for entry in entries:
+        count = tokens.get(entry.op, tokens[""])
+        runs = entry.step == step and entry.least <= count
+        if runs and (entry.most is None or count <= entry.most):
+            kernels.add(entry.kernel)
+    return {kernel.value for kernel in kernels - NOT_LAUNCHED}
+
+
+@pytest.mark.parametrize(
+    ("shape", "exact", "backend", "dtype", "capability", "tokens"),
+    [
+        (ROUND, False, None, "bfloat16", (9, 0), (1, 8, 9, 64, 65, 97)),
+        (ROUND, True, None, "bfloat16", (9, 0), (64, 65, 96, 97)),
+        (ROUND, False, "portable", "bfloat16", (9, 0), (1, 32, 33)),
+        (ROUND, False, "hopper", "bfloat16", (8, 0), (1, 33)),
+        (ROUND, False, "hopper", "float16", (9, 0), (1, 33)),
+        (GQA_3_OF_64, True, None, "bfloat16", (9, 0), (1, 97)),
+        (GQA_6, False, None, "bfloat16", (9, 0), (97,)),
+        (ODD_OUTPUT, False, None, "bfloat16", (9, 0), (1, 33)),
+        (ODD_HIDDEN, False, None, "bfloat16", (9, 0), (1, 33)),
+        (SMALL_HEADS, False, None, "bfloat16", (9, 0), (1, 33)),
+        (MANY_SHARERS, False, None, "bfloat16", (9, 0), (1,)),
+        (NARROW_MLP, True, None, "bfloat16", (9, 0), (64, 96)),
+    ],
+)
+def test_the_kernels_of_the_table_are_those_that_run(
+    emulated: Path,
+    shape: tuple[int, ...],
+    exact: bool,
+    backend: Backend | None,
+    dtype: str,
+    capability: tuple[int, int],
+    tokens: tuple[int, ...],
+) -> None:
+    config, target = ModelConfig(Family.QWEN3, *shape), gpu_target(capability)
+    plan = plan_kernels(config, target, dtype, backend, exact)
+    entries = kernel_table(Setting(config, target, dtype, plan))
+    ways = [(ways.fused_tokens, ways.own_tokens) for ways in (plan.decode, plan.chunks)]
+    given = {"shape": shape, "plan": [plan.hopper, *ways], "dtype": dtype, "tokens": tokens}
+    library = emulated / "_ops.abi3.so"
+    variables = {
+        "GIVEN": json.dumps(given),
+        "PHOTON_EMULATOR_COMPUTE_CAPABILITY": "{}.{}".format(*capability),
+    }
+    done = run(library, SCRIPT, **variables)
+    assert done.returncode == 0, done.stderr
+    steps = json.loads(done.stdout.splitlines()[-1])
+    names = names_of(library)
+    launched = [[{names[at] for at in step} - NO_CHOICE for step in steps_] for steps_ in steps]
+    of_chunks = {"head": 1, "attention of decode rows": 0}
+    assert launched[:-1] == [
+        [
+            expected(entries, "decode", {"": count}),
+            expected(entries, "chunks", {"": count, **of_chunks}),
+        ]
+        for count in tokens
+    ]
+    of_mixed = {"": 12, "head": 3, "attention of decode rows": 2}
+    assert launched[-1] == [expected(entries, "chunks", of_mixed)]
+
+
+WIDTHS = """
+import json, torch
+from photon_ext import ops
+from photon_ext._library import fallbacks
+found = []
+for width in (64, 72, 16384, 16448):
+    x, weight = (torch.ones(*s, dtype=torch.bfloat16) for s in ((1, width), (8, width)))
+    before = fallbacks()
+    ops.norm_linear(x, x[0], 1e-5, weight, hopper=True)
+    ops.linear_residual_(x[:, :8].clone(), x, weight, hopper=True)
+    for op, normalizes in (("norm_linear_into", True), ("linear_residual_", False)):
+        found.append([width, normalizes, fallbacks().get(op) != before.get(op)])
+print(json.dumps(found))
+"""
+
+
+def test_the_widths_that_linears_take_are_those_of_the_ops(emulated: Path) -> None:
+    done = run(emulated / "_ops.abi3.so", WIDTHS)
+    assert done.returncode == 0, done.stderr
+    target = gpu_target((9, 0))
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 8
+    for width, normalizes, falls_back in found:
+        columns = "hidden" if normalizes else "intermediate"
+        shape = {"hidden": 64, "intermediate": 64, columns: width}
+        config = ModelConfig(Family.QWEN3, shape["hidden"], 2, 1, 1, 64, shape["intermediate"], 131)
+        misfit = linear_misfit(config, target, "bfloat16", columns, normalizes)
+        assert (misfit is not None) is falls_back, (width, normalizes)

@@ -1,0 +1,258 @@
+"""Which kernels a plan asks for and what the ops make of it, without a GPU; and that an exact
+engine refuses models that Hopper kernels do not take whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import photon_ext
+from photon_ext.checks import Backend
+from photon_ext.engine import Engine, EngineOptions
+from photon_ext.engine.parts import check_exact, make_parts
+from photon_ext.errors import ConfigError
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.kernel_plan import (
+    ALL,
+    KernelPlan,
+    Target,
+    Way,
+    Ways,
+    gpu_target,
+    hopper_misfit,
+    linears_misfit,
+    plan_for,
+    plan_kernels,
+)
+from photon_ext.models.kernel_table import Entry, Setting, kernel_table
+from photon_ext.models.shapes import NAMED_SHAPES
+from photon_ext.models.weights import random_weights
+
+H200, A100, B200 = (gpu_target(capability) for capability in ((9, 0), (8, 0), (10, 0)))
+SMOLLM2 = ModelConfig(Family.LLAMA, 576, 30, 9, 3, 64, 1536, 49152, tied_embeddings=True)
+CONFIG = ModelConfig(Family.QWEN3, 192, 2, 6, 2, 64, 320, 203)
+CPU = torch.device("cpu")
+LINEARS = ("q, k, v", "o", "gate, up", "down", "head")
+
+
+def table(
+    config: ModelConfig,
+    target: Target = H200,
+    dtype: str = "bfloat16",
+    backend: Backend | None = None,
+    exact: bool = False,
+) -> list[Entry]:
+    plan = plan_kernels(config, target, dtype, backend, exact)
+    return kernel_table(Setting(config, target, dtype, plan))
+
+
+def runs(entries: list[Entry], step: str, op: str) -> list[tuple[int, int | None, str]]:
+    """Kernels by the range of tokens."""
+    found = [entry for entry in entries if (entry.step, entry.op) == (step, op)]
+    return [(entry.least, entry.most, entry.kernel.value) for entry in found]
+
+
+@pytest.mark.parametrize("step", ["decode", "chunks"])
+@pytest.mark.parametrize("name", [*NAMED_SHAPES, "smollm2"])
+def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products(
+    name: str, step: str
+) -> None:
+    entries = table(NAMED_SHAPES.get(name, SMOLLM2))
+    for op in LINEARS:
+        assert runs(entries, step, op) == [
+            (1, 8, "narrow"),
+            (9, 64, "wide"),
+            (65, None, "cuBLAS"),
+        ]
+    assert runs(entries, step, "norms") == [(1, 64, "-"), (65, None, "rms_norm")]
+    assert runs(entries, step, "swiglu") == [(1, 64, "-"), (65, None, "silu_mul")]
+    assert runs(entries, step, "sampling") == [(1, None, "sample (clusters)")]
+    assert [entry for entry in entries if entry.why] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "by_warps"),
+    [("qwen3-0.6b", True), ("qwen3-4b", True), ("llama-3.2-1b", False), ("smollm2", False)],
+)
+def test_from_97_rows_on_lone_warps_attend_where_heads_have_128_dims(
+    name: str, by_warps: bool
+) -> None:
+    entries = table(NAMED_SHAPES.get(name, SMOLLM2))
+    expected: list[tuple[int, int | None, str]] = [(1, None, "split_attention")]
+    if by_warps:
+        expected = [(1, 96, "split_attention"), (97, None, "warp_attention")]
+    assert runs(entries, "decode", "attention") == expected
+    assert runs(entries, "chunks", "attention of decode rows") == expected
+    assert runs(entries, "chunks", "attention of chunks") == [(1, None, "chunk_attention")]
+    assert runs(entries, "decode", "rotation") == [(1, None, "-")]
+    assert runs(entries, "chunks", "rotation") == [(1, None, "rope_append_kv")]
+
+
+def test_lone_warps_need_pages_of_whole_tiles_and_few_query_heads() -> None:
+    config = NAMED_SHAPES["qwen3-4b"]
+    plan = plan_kernels(config, H200, "bfloat16")
+    odd_pages = kernel_table(Setting(config, H200, "bfloat16", plan, page_size=24))
+    assert runs(odd_pages, "decode", "attention") == [(1, None, "split_attention")]
+    many = table(replace(config, q_heads=40))
+    assert runs(many, "decode", "attention") == [(1, None, "split_attention")]
+
+
+def test_exact_engines_run_tall_linears_and_nothing_through_torch() -> None:
+    entries = table(NAMED_SHAPES["qwen3-4b"], exact=True)
+    tall = [(1, 8, "narrow"), (9, 64, "wide"), (65, None, "tall")]
+    for step in ("decode", "chunks"):
+        assert {tuple(runs(entries, step, op)) for op in LINEARS} == {tuple(tall)}
+        assert runs(entries, step, "norms") == [(1, 64, "-"), (65, None, "norm")]
+    portable = table(NAMED_SHAPES["qwen3-4b"], exact=True, backend="portable")
+    assert runs(portable, "chunks", "down") == [(1, None, "tile")]
+
+
+def test_a_narrow_mlp_has_no_workspace_for_tall_linears() -> None:
+    entries = table(replace(CONFIG, hidden=576, intermediate=192), exact=True)
+    assert runs(entries, "decode", "q, k, v")[1:] == [(9, 64, "wide"), (65, None, "wide")]
+    assert runs(entries, "decode", "o")[-1] == (65, None, "tall")
+    (why,) = {entry.why for entry in entries if entry.why}
+    assert why == "in groups of 64 tokens, for want of a workspace"
+
+
+@pytest.mark.parametrize("target", [A100, B200])
+def test_other_gpus_run_portable_kernels(target: Target) -> None:
+    entries = table(NAMED_SHAPES["qwen3-4b"], target)
+    for step in ("decode", "chunks"):
+        assert runs(entries, step, "down") == [(1, 32, "tile"), (33, None, "cuBLAS")]
+    assert runs(entries, "decode", "attention") == [(1, None, "attention")]
+    assert runs(entries, "decode", "sampling") == [(1, None, "sample")]
+
+
+def test_an_a100_that_is_asked_for_hopper_attends_to_chunks_by_matrix_instructions() -> None:
+    entries = table(NAMED_SHAPES["qwen3-4b"], A100, backend="hopper")
+    assert runs(entries, "chunks", "attention of chunks") == [(1, None, "chunk_attention")]
+    others = [entry for entry in entries if entry.op in (*LINEARS, "attention", "sampling")]
+    reason = "the device does not run the Hopper kernels"
+    assert {entry.why for entry in others if entry.kernel.value != "cuBLAS"} == {reason}
+
+
+def test_hopper_kernels_run_on_10_where_the_environment_says_so() -> None:
+    allowed = gpu_target((10, 0), hopper_on_10=True)
+    assert plan_kernels(CONFIG, allowed, "bfloat16").hopper
+    assert not plan_kernels(CONFIG, B200, "bfloat16").hopper
+    assert not gpu_target((10, 3), hopper_on_10=True).runs_hopper
+
+
+def test_a_model_whose_linears_do_not_all_fit_is_fused_where_it_decodes_alone() -> None:
+    """With portable kernels for those, which say why; in steps with chunks for all."""
+    config = replace(CONFIG, q_heads=7, kv_heads=1, head_dim=96)
+    entries, why = table(config), "q_size is 672, not a multiple of 64"
+    assert plan_kernels(config, H200, "bfloat16") == KernelPlan(True, Ways(64, 32), Ways(0, 32))
+    assert runs(entries, "decode", "o") == [(1, 64, "tile"), (65, None, "cuBLAS")]
+    assert runs(entries, "decode", "down")[0] == (1, 8, "narrow")
+    assert runs(entries, "chunks", "down") == [(1, 32, "tile"), (33, None, "cuBLAS")]
+    assert {entry.why for entry in entries} == {None, why}
+    assert {entry.op for entry in entries if entry.why and entry.step == "decode"} == {"o"}
+
+
+def test_heads_that_attention_does_not_take_are_named() -> None:
+    entries = table(replace(CONFIG, head_dim=32))
+    found = {(entry.op, entry.kernel.value, entry.why) for entry in entries if entry.why}
+    why = "head_dim is 32, none of 64, 96, 128, 256"
+    ops = ("attention", "attention of chunks", "attention of decode rows")
+    assert found == {(op, "attention", why) for op in ops}
+
+
+def test_on_a_cpu_nothing_goes_through_torch() -> None:
+    assert plan_kernels(CONFIG, Target(), "float32") == KernelPlan()
+    assert {Ways().of(tokens) for tokens in (1, 33, 4096)} == {Way.OWN}
+    hopper = plan_kernels(CONFIG, Target(runs_hopper=True), "bfloat16", "hopper")
+    assert hopper == KernelPlan(True, Ways(ALL, ALL), Ways(ALL, ALL))
+
+
+def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
+    with pytest.raises(ConfigError, match="fused_tokens is -1, expected 0 or more"):
+        Ways(fused_tokens=-1)
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "misfit"),
+    [
+        ({}, None),
+        ({"hidden": 200}, "hidden is 200, not a multiple of 64 up to 16384"),
+        ({"hidden": 16448}, "hidden is 16448, not a multiple of 64 up to 16384"),
+        ({"intermediate": 100}, "intermediate is 100, not a multiple of 64"),
+        ({"q_heads": 7, "kv_heads": 1, "head_dim": 96}, "q_size is 672, not a multiple of 64"),
+    ],
+)
+def test_models_whose_linears_fit(changes: dict[str, int], misfit: str | None) -> None:
+    config = replace(CONFIG, **changes)
+    assert linears_misfit(config, H200, "bfloat16") == misfit
+    assert hopper_misfit(config, H200, "bfloat16") == misfit
+
+
+@pytest.mark.parametrize(
+    ("changes", "misfit"),
+    [
+        ({"head_dim": 32}, "head_dim is 32, none of 64, 96, 128, 256"),
+        (
+            {"q_heads": 65, "kv_heads": 1},
+            "65 query heads share 1 KV heads, more than 64 each",
+        ),
+    ],
+)
+def test_attention_takes_fewer_models(changes: dict[str, int], misfit: str) -> None:
+    config = replace(CONFIG, **changes)
+    assert linears_misfit(config, H200, "bfloat16") is None
+    assert hopper_misfit(config, H200, "bfloat16") == misfit
+
+
+def test_an_exact_engine_refuses_what_would_run_portable_kernels_here_and_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(photon_ext, "hopper_runs", lambda: True)
+    check_exact(CONFIG, torch.bfloat16, CPU)
+    told = (
+        "the Hopper kernels do not take all of the model on cpu: the weights are float32, "
+        'not bfloat16; pass backend="portable"'
+    )
+    with pytest.raises(ConfigError, match=told):
+        check_exact(CONFIG, torch.float32, CPU)
+    monkeypatch.setattr(photon_ext, "hopper_runs", lambda: False)
+    with pytest.raises(ConfigError, match="the device does not run the Hopper kernels"):
+        check_exact(CONFIG, torch.bfloat16, CPU)
+
+
+@pytest.mark.gpu
+def test_an_engine_asks_before_it_is_made() -> None:
+    weights = random_weights(CONFIG, torch.float32, "cuda")
+    with pytest.raises(ConfigError, match=r'not bfloat16; pass backend="portable"'):
+        Engine.from_weights(CONFIG, weights, exact=True, backend="hopper")
+    with Engine.from_weights(CONFIG, weights, exact=True, max_len=64, max_rows=2) as engine:
+        assert engine.generate([[1, 2, 3]])[0].token_ids
+
+
+# --- a plan of one's own --------------------------------------------------------------------------
+
+
+def test_an_engine_runs_the_plan_that_it_is_given() -> None:
+    weights = random_weights(CONFIG, torch.float32)
+    usual = plan_for(CONFIG, weights)
+    plan = replace(usual, decode=Ways(fused_tokens=2))
+    assert plan != usual
+    options = EngineOptions(max_len=64, max_rows=4, kernel_plan=plan)
+    assert make_parts(options, CONFIG, weights)[1].plan is plan
+    assert make_parts(EngineOptions(max_len=64, max_rows=4), CONFIG, weights)[1].plan == usual
+
+
+@pytest.mark.parametrize("others", [{"exact": True}, {"backend": "portable"}])
+def test_a_plan_beside_what_chooses_one_is_refused(others: dict[str, bool | Backend]) -> None:
+    with pytest.raises(ConfigError, match="kernel_plan is given, and exact is"):
+        EngineOptions(kernel_plan=KernelPlan(), **others)
+
+
+def test_a_plan_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kernel_plan is 'hopper'; give what"):
+        EngineOptions(kernel_plan="hopper")
