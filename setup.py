@@ -64,6 +64,7 @@ CHAINED = (
     "norm",
     "rope_append",
     "sample",
+    "spatial",
     "split_attention",
     "step",
     "stream_linear",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from photon_ext.engine.tools import ToolCall, calls_in
 from photon_ext.runtime import FinishReason, TokenLogprobs
+from photon_ext.sampling.spatial import Objects
 
 if TYPE_CHECKING:
     from photon_ext.engine.request import Request
@@ -55,6 +56,8 @@ class Output:
             else empty.
         constraint_on: of a request with a constraint, where it was kept: "device", or "host: " and
             why; else None.
+        objects: of a request with a skill, those that are complete: their values are the ids from
+            the vocabulary's size on, of token_ids, and have no text.
     """
 
     text: str
@@ -69,6 +72,7 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     constraint_on: str | None = None
+    objects: Objects = ()
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -11,12 +11,16 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.hopper_fit import hopper_misfit
 from photon_ext.models.lora import LoraShape, LoraSlots
+from photon_ext.models.region import RegionHeads
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
 
 def make_parts(
-    options: EngineOptions, config: ModelConfig, weights: DecoderWeights
+    options: EngineOptions,
+    config: ModelConfig,
+    weights: DecoderWeights,
+    region: RegionHeads | None = None,
 ) -> tuple[Runtime, Decoder, EngineSize]:
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
@@ -56,6 +60,7 @@ def make_parts(
         hopper=backend == "hopper",
         lora=lora,
         embeds_tokens=options.embeds_tokens,
+        region=region,
     )
     return runtime, decoder, size
 

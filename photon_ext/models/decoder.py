@@ -22,11 +22,13 @@ from photon_ext.models.attention import DecoderAttention
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hopper_fit import linears_misfit
+from photon_ext.models.region import RegionSteps
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
     from photon_ext.models.lora import LoraSlots
+    from photon_ext.models.region import RegionHeads
     from photon_ext.runtime.step import StepTensors
 
 GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
@@ -63,6 +65,7 @@ class Decoder:
         hopper: bool = False,
         lora: LoraSlots | None = None,
         embeds_tokens: int = 0,
+        region: RegionHeads | None = None,
     ) -> None:
         """Allocates everything that steps will use.
 
@@ -75,6 +78,7 @@ class Decoder:
         decodes, but no others for what rides beside it.
         `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
         `embeds_tokens`: places for embeddings in the place of tokens.
+        `region`: heads for spatial answers, in steps that say so (`StepTensors.spatial`).
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -116,6 +120,11 @@ class Decoder:
             else None
         )
         self._head = Linear(weights.lm_head)
+        self._region = (
+            RegionSteps(region, config.vocab, max_step_tokens, max_segments, weights.embedding)
+            if region is not None
+            else None
+        )
 
     def _spare_words(self) -> torch.Tensor | None:
         """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
@@ -135,7 +144,7 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        others = self._attention, self.lora, self.embeds
+        others = self._attention, self.lora, self.embeds, self._region
         return self._arena.memory.nbytes + sum(one.nbytes for one in others if one is not None)
 
     @property
@@ -158,6 +167,8 @@ class Decoder:
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
         ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding, self.embeds)
+        if step.spatial and self._region is not None:
+            self._region.embed(buffers.residual, step)
         fused = self._hopper if step.kind is StepKind.DECODE else self._hopper_prefill
         counts, through_torch = step.counts[Count.TOKENS :], self._through_torch(num_tokens, fused)
         if fused and not through_torch:
@@ -184,7 +195,11 @@ class Decoder:
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
         counts = step.counts[Count.SEGMENTS :]
-        self._project(buffers.logits, sampled, counts, fused, through_torch)
+        self._project(buffers.logits, sampled, self._head, counts, fused, through_torch)
+        if step.spatial and self._region is not None:
+            step.value_logits = self._region.logits(len(sampled))
+            head = self._region.head
+            self._project(step.value_logits, sampled, head, counts, fused, through_torch)
 
     def _score_tokens(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
         """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
@@ -195,7 +210,7 @@ class Decoder:
             through_torch = self._through_torch(len(logits), fused)
             hidden = self._head_input(buffers, fused and not through_torch)
             part = hidden[begin : begin + len(logits)]
-            self._project(logits, part, None, fused, through_torch)
+            self._project(logits, part, self._head, None, fused, through_torch)
             step.score(logits, begin)
 
     def _head_input(self, buffers: Activations, one_op: bool) -> torch.Tensor:
@@ -206,15 +221,16 @@ class Decoder:
         self,
         logits: torch.Tensor,
         hidden: torch.Tensor,
+        head: Linear,
         counts: torch.Tensor | None,
         fused: bool,
         through_torch: bool,
     ) -> None:
         """Norm and head in one op, or the head alone."""
         if fused and not through_torch:
-            self._norm_linear(logits, hidden, self.weights.final_norm, self._head, counts)
+            self._norm_linear(logits, hidden, self.weights.final_norm, head, counts)
         else:
-            _linear(logits, hidden, self._head, counts, through_torch)
+            _linear(logits, hidden, head, counts, through_torch)
 
     def _layers(
         self, step: StepTensors, buffers: Activations, counts: torch.Tensor, through_torch: bool

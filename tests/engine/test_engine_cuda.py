@@ -27,6 +27,7 @@ from tests.engine.test_engine_models import (
     run,
     tiny_engine,
 )
+from tests.engine.test_spatial import check_spatial
 from tests.models.harness import Chunk, Harness
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
 
@@ -48,6 +49,11 @@ def test_tokens_do_not_depend_on_pages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_tokens_equal_transformers_with_embeddings(name: str, tmp_path: Path) -> None:
     check_embeds(name, tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_objects_equal_plain_pytorch_beside_text(name: str, tmp_path: Path) -> None:
+    check_spatial(name, tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("exact", [True, False])
