@@ -144,7 +144,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        others = self._attention, self.lora, self.embeds, self._region
+        workspace = None if self.lora is None else self._linear_workspace  # else of the arena
+        others = self._attention, self.lora, self.embeds, self._region, workspace
         return self._arena.memory.nbytes + sum(one.nbytes for one in others if one is not None)
 
     @property

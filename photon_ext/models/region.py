@@ -66,6 +66,17 @@ class RegionConfig:
         """Ids behind the vocabulary."""
         return self.bins + self.bins**2
 
+    @property
+    def features(self) -> int:
+        """Numbers of a value's features, with one for each kind of value, in whole vectors."""
+        return -(-(self.coordinate_features + self.size_features + 2) // 8) * 8
+
+    def step_bytes(self, tokens: int, segments: int, itemsize: int) -> int:
+        """Device memory of RegionSteps, where a number of the model has so many bytes."""
+        head = 3 * self.bins * (self.hidden + 1 + segments)
+        numbers = head + self.features * (self.hidden + tokens)
+        return itemsize * numbers + 4 * (self.coordinate_features // 2 + self.size_features)
+
 
 class RegionHeads(nn.Module):
     """The parameters, float32 for frequencies and `dtype` for the rest. `load_state_dict` fills
@@ -121,7 +132,7 @@ class RegionSteps:
         encoder = torch.cat(
             [*(part.weight for part in parts), *(part.bias[:, None] for part in parts)], dim=1
         )
-        padding = -encoder.shape[1] % 8  # to whole vectors
+        padding = config.features - encoder.shape[1]
         self._encoder = nn.functional.pad(encoder, (0, padding)).to(like).contiguous()
         decoders = heads.coord_decoder, heads.size_decoder
         self.head = Linear(
@@ -132,7 +143,7 @@ class RegionSteps:
             heads.coord_features[0].to(like.device, torch.float32).contiguous(),
             heads.size_features.to(like.device, torch.float32).contiguous(),
         )
-        self._features = like.new_zeros(max_tokens, self._encoder.shape[1])
+        self._features = like.new_zeros(max_tokens, config.features)
         self._logits = like.new_zeros(max_segments, 3 * config.bins)
         self._ids = vocab, config.bins
         tensors = *self.head, self._encoder, self._features, self._logits, *self._frequencies

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from photon_ext.errors import ConfigError, ModelError
-from photon_ext.models.region import PROMPTS, RegionConfig, load_region
+from photon_ext.models.region import PROMPTS, RegionConfig, RegionSteps, load_region
 from tests.models.regions import random_heads
 
 
@@ -43,3 +43,10 @@ def test_weights_are_read_by_their_names(tmp_path: Path) -> None:
 def test_a_config_that_cannot_be_says_why(changes: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         RegionConfig(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_of_steps_is_known_before_it_is_taken(dtype: torch.dtype) -> None:
+    heads = random_heads(24)
+    steps = RegionSteps(heads, 100, 16, 3, torch.zeros(100, 24, dtype=dtype))
+    assert steps.nbytes == heads.config.step_bytes(16, 3, dtype.itemsize)
