@@ -138,7 +138,8 @@ class InputProcessor:
         make_text = self._text if objects is None else TextReader
         request = Request(self.queue, make_text, len(ids), text, constraint_on, objects)
         watched = constraint is not None or text is not None
-        limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
+        own_limit = "max_new_tokens" if objects is None else "max_objects"
+        limit = "max_len" if cap < params.max_new_tokens else own_limit
         adapter, salt = self.adapters.find(options.lora), options.cache_salt
         root = salt if adapter is None else (salt, adapter.key)
         standing = options.priority, options.deadline

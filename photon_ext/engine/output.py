@@ -42,8 +42,8 @@ class Output:
         token_ids: the generated ids, a final stop token included.
         finish_reason: "stop", "length", "cancelled", "timeout" or "error".
         stop_reason: with "stop" the id of the stop token, the stop string, or "constraint", which
-            was finished; with "length" "max_new_tokens", or "max_len" where the context was full;
-            else None.
+            was finished; with "length" "max_new_tokens" or, with a skill, "max_objects", or
+            "max_len" where the context was full; else None.
         error: what went wrong, with finish reason "error"; else None.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
         cached_tokens: of them, those whose keys and values were found in cached pages.

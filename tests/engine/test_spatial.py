@@ -183,6 +183,8 @@ def test_an_answer_that_the_context_cuts_has_its_whole_objects(
     assert len(first.objects) == len(first.token_ids) // 3
     again = engine.detect(*parts, params=FREE)
     assert again.token_ids == first.token_ids
+    few = engine.detect(*parts, params=FREE, max_objects=2)
+    assert (few.finish_reason, few.stop_reason) == ("length", "max_objects")
     assert again.cached_tokens > 0  # pages of the prompt are shared
 
 
