@@ -17,7 +17,7 @@ from photon_ext.checks import check_count
 from photon_ext.errors import ConfigError, RequestError, shown
 from photon_ext.sampling.params import SamplingParams
 
-MAX_OBJECTS = 150
+DEFAULT_MAX_OBJECTS, MOST_OBJECTS = 150, 2**20
 # values of an object; the corners of one outline, in order, are points
 SKILLS = {"point": 2, "detect": 3, "segment": 2}
 
@@ -62,8 +62,8 @@ class Skill(NamedTuple):
         if not isinstance(name, str) or name not in SKILLS:
             known = ", ".join(map(repr, SKILLS))
             raise ConfigError(f"skill is {shown(name)}; give one of {known}, or None for text")
-        most = MAX_OBJECTS if max_objects is None else max_objects
-        return cls(name, check_count("max_objects", most, most=2**20))
+        most = DEFAULT_MAX_OBJECTS if max_objects is None else max_objects
+        return cls(name, check_count("max_objects", most, MOST_OBJECTS))
 
     @property
     def values(self) -> int:
