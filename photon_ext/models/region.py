@@ -107,7 +107,8 @@ class RegionHeads(nn.Module):
 
 
 class RegionSteps:
-    """What a decoder does with them in a step: weights joined, and buffers of fixed addresses.
+    """What a decoder does with region heads in a step: their weights joined, and buffers of fixed
+    addresses.
 
     Attributes:
         head: of the logits of coordinates, widths and heights.

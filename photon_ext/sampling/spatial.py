@@ -67,7 +67,7 @@ class Skill(NamedTuple):
 
     @property
     def values(self) -> int:
-        """Of an object."""
+        """How many make an object."""
         return SKILLS[self.name]
 
     def run_with(self, params: SamplingParams) -> SamplingParams:
