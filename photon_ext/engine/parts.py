@@ -11,7 +11,7 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.hopper_fit import hopper_misfit
 from photon_ext.models.lora import LoraShape, LoraSlots
-from photon_ext.models.region import RegionHeads
+from photon_ext.models.region import RegionHeads, checked_config
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
@@ -24,8 +24,8 @@ def make_parts(
 ) -> tuple[Runtime, Decoder, EngineSize]:
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
-    heads = None if region is None else region.config
-    size = size_engine(options, config, weights.dtype, weights.device, heads)
+    shape = checked_config(region)
+    size = size_engine(options, config, weights.dtype, weights.device, shape)
     backend = choose_backend(options.backend, str(weights.device), weights.dtype)
     if options.exact and backend == "hopper" and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)

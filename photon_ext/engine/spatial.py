@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from photon_ext.engine.embeds import is_array
-from photon_ext.errors import RequestError
+from photon_ext.checks import is_array
+from photon_ext.engine.request_options import RequestOptions
+from photon_ext.errors import ConfigError, RequestError, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,7 +58,8 @@ class SpatialSkills:
             params: of the text head, which says where the answer ends; None: the defaults.
             options: max_objects, and those of `generate`.
 
-        Raises: as `generate`, and RequestError: the model has no region heads.
+        Raises: as `generate`; RequestError: the model has no region heads; ConfigError: `n`, `raw`
+            or another skill is given.
         """
         return self._locate("point", image, text, params, options)
 
@@ -94,10 +96,16 @@ class SpatialSkills:
                 f"{skill} needs region heads, and this engine's model has none; make it with "
                 "region="
             )
+        if options.get("skill", skill) != skill:
+            raise ConfigError(
+                f"skill is {shown(options['skill'])}, and this is {skill}(); leave it out, or give "
+                "it to submit()"
+            )
+        asked: RequestKeywords = {**options, "skill": skill}
+        RequestOptions.of(**asked)  # before an image is encoded; `generate` takes more than these
         is_embeds = is_array(image) and "float" in str(image.dtype)
         embeds = image if is_embeds else self.encode_image(image)
         parts: list[Any] = [embeds, text]
         if isinstance(text, str):
             parts = ["", embeds, self.region.prompts[skill].replace("{}", text)]
-        asked: RequestKeywords = {**options, "skill": skill}
         return self.generate([{"prompt_embeds": parts}], params, **asked)[0]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from photon_ext import ops
-from photon_ext.errors import ConfigError
+from photon_ext.errors import ConfigError, shown
+from photon_ext.models.loader import checked_dtype
 from photon_ext.models.module_file import load_module
 from photon_ext.models.weights import Linear
 
@@ -55,6 +56,11 @@ class RegionConfig:
             if not isinstance(value, int) or value < 2 or (name.endswith("features") and value % 2):
                 even = "an even integer" if name.endswith("features") else "an integer"
                 raise ConfigError(f"RegionConfig: {name} is {value!r}, expected {even} from 2 on")
+        if not isinstance(self.prompts, Mapping):
+            raise ConfigError(
+                f"RegionConfig: prompts is {shown(self.prompts)}, expected a text for each of "
+                f"{', '.join(PROMPTS)}"
+            )
         missing = [name for name in PROMPTS if not isinstance(self.prompts.get(name), str)]
         if missing:
             raise ConfigError(f"RegionConfig: prompts has none for {', '.join(missing)}")
@@ -119,9 +125,11 @@ class RegionSteps:
         self, heads: RegionHeads, vocab: int, max_tokens: int, max_segments: int, like: Tensor
     ) -> None:
         """For steps up to these sizes; `like`: the embeddings of the `vocab` tokens. Raises
-        ConfigError: the heads are of another width, or there are more ids than int32 holds.
+        ConfigError: the heads are of another width, or not finite, or there are more ids than int32
+        holds.
         """
         config, hidden = heads.config, like.shape[1]
+        _check_finite(heads, like.dtype)
         if config.hidden != hidden:
             raise ConfigError(
                 f"the region heads are for a decoder of width {config.hidden}, and this one is "
@@ -163,17 +171,44 @@ class RegionSteps:
         return self._logits[:segments]
 
 
+def checked_config(heads: object) -> RegionConfig | None:
+    """The shape of what an engine is given as its region heads. Raises ConfigError: they are
+    neither None nor RegionHeads.
+    """
+    if heads is None:
+        return None
+    if not isinstance(heads, RegionHeads):
+        raise ConfigError(
+            f"region is {shown(heads)}; give RegionHeads, for instance those of load_region()"
+        )
+    return heads.config
+
+
+def _check_finite(heads: RegionHeads, dtype: torch.dtype) -> None:
+    """The encoder adds zeros to each token that is no value, which become NaN by such weights."""
+    for name, value in heads.state_dict().items():
+        if not value.to(dtype).isfinite().all():
+            raise ConfigError(
+                f"{name} of the region heads holds NaN or infinity in "
+                f"{str(dtype).removeprefix('torch.')}, which all rows of a step would get; give "
+                "heads of finite weights"
+            )
+
+
 def load_region(
     path: str | Path,
     config: RegionConfig | None = None,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | str = torch.float32,
     device: torch.device | str = "cpu",
     prefix: str = "model.region.",
 ) -> RegionHeads:
     """Heads with the weights of a safetensors file: those whose names begin with `prefix`.
 
-    Raises ModelError: the file cannot be read, or its tensors are not those of the config.
+    `dtype`: torch's, or its name.
+
+    Raises ModelError: the file cannot be read, or its tensors are not those of the config;
+    ConfigError: the kernels do not know the dtype.
     """
-    heads = RegionHeads(config or RegionConfig(), dtype, device)
+    heads = RegionHeads(config or RegionConfig(), checked_dtype(dtype) or torch.float32, device)
     load_module(heads, path, prefix)
     return heads

@@ -61,6 +61,7 @@ def check_spatial(name: str, folder: Path, device: str) -> None:
                 output = request.result(60)
                 assert output.token_ids == expected(model, heads, parts, skill), (depth, skill)
                 assert (output.finish_reason, output.text) == ("length", "")
+                assert output.stop_reason == "max_objects"
                 assert len(output.objects) == 3
             assert list(plain.result(60).token_ids) == text
 
@@ -266,6 +267,14 @@ def test_wrong_calls_say_what_is_wrong(
     ):
         with pytest.raises(ConfigError, match=f"skill is 'point', and {name} is of text"):
             engine.submit(prompt, params, skill="point")
+    image = image_of(64, 3)
+    for options, text in (
+        ({"n": 2}, "a request has no option 'n'; it is a keyword of Engine.generate and submit"),
+        ({"raw": True}, "a request has no option 'raw'; there are"),
+        ({"skill": "detect"}, r"skill is 'detect', and this is point\(\); leave it out"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            engine.point(image, prompt, **options)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="token id"):
         engine.submit([VOCAB + 3], skill="point")
     with tiny_engine(model[1], 2) as plain:
@@ -279,3 +288,16 @@ def test_wrong_calls_say_what_is_wrong(
         check_admission(Limits(VOCAB, 64, 5, 13, 2), prompt, RowParams(object_values=2))
     with pytest.raises(ConfigError, match="for a decoder of width 32, and this one is 64 wide"):
         tiny_engine(model[1], 2, region=random_heads(32))
+    with pytest.raises(ConfigError, match=r"region is RegionConfig\(.*; give RegionHeads"):
+        tiny_engine(model[1], 2, region=heads.config)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["coord_decoder.bias", "size_encoder.weight", "coord_features"])
+def test_hazard_30_heads_that_would_make_rows_of_text_nan_are_refused(
+    name: str, weight: float, model: tuple[PreTrainedModel, Path]
+) -> None:
+    damaged = random_heads(64)
+    damaged.state_dict()[name][..., 1] = weight
+    with pytest.raises(ConfigError, match=f"{name} of the region heads holds NaN or infinity in"):
+        tiny_engine(model[1], 2, region=damaged)

@@ -18,11 +18,17 @@ def test_weights_are_read_by_their_names(tmp_path: Path) -> None:
     heads, path = random_heads(24), tmp_path / "region.safetensors"
     stored = {f"model.region.{name}": value for name, value in heads.state_dict().items()}
     save_file({**stored, "model.other": torch.ones(1)}, path)
-    loaded = load_region(path, heads.config, torch.bfloat16)
+    loaded = load_region(path, heads.config, "bfloat16")
     for name, value in heads.state_dict().items():
         kept = torch.float32 if name.endswith("features") else torch.bfloat16
         assert loaded.state_dict()[name].dtype == kept
         assert torch.equal(loaded.state_dict()[name], value.to(kept))
+    with pytest.raises(ConfigError, match="dtype is 'int8'; give one of float32"):
+        load_region(path, heads.config, "int8")
+    whole = {name: value.to(torch.int8) for name, value in stored.items()}
+    save_file(whole, path)
+    with pytest.raises(ModelError, match=r"model\.region\.\S+ is of torch\.int8, expected float"):
+        load_region(path, heads.config)
     del stored["model.region.size_features"]
     save_file(stored, path)
     with pytest.raises(ModelError, match=re.escape(f"{path}: it does not hold the RegionHeads")):
@@ -37,6 +43,7 @@ def test_weights_are_read_by_their_names(tmp_path: Path) -> None:
         ({"size_features": 7}, "size_features is 7, expected an even integer from 2 on"),
         ({"hidden": "64"}, "hidden is '64', expected an integer"),
         ({"prompts": {**PROMPTS, "point": 3}}, "prompts has none for point"),
+        ({"prompts": None}, "prompts is None, expected a text for each of point, detect"),
         ({"prompts": {"point": "{}"}}, "prompts has none for detect, segment"),
     ],
 )
