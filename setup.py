@@ -64,7 +64,6 @@ CHAINED = (
     "norm",
     "rope_append",
     "sample",
-    "spatial",
     "split_attention",
     "step",
     "stream_linear",
