@@ -108,6 +108,8 @@ class Stream:
         """The number of a host or inline stream in traces, from 1 on and never used again; 0 for
         cuda.
         """
+    def keep_forever(self) -> None:
+        """It is not destroyed any more, not even where the process ends."""
     def record(self, event: Event) -> None:
         """ValueError: an event of another backend.
 

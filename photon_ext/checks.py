@@ -158,6 +158,7 @@ class Limits(NamedTuple):
     max_biases: int = 0
     penalties: bool = False
     prompt_logprobs: bool = False
+    value_ids: int = 0
 
 
 def check_ids(

@@ -71,6 +71,8 @@ class RowColumn(IntEnum):
         ANSWER_BEGIN: staged tokens from this position on are of the answer.
         LOGPROBS: 1 + how many of the likeliest ids get their log-probability; the negative of it:
             of what is sampled of the logits, at the row's temperature; 0: off.
+        OBJECT_VALUES: of a spatial answer, how many values make an object: 2 are a point's x and y,
+            3 those of a box and its size; 0: the answer is text.
         AUTOMATON: where its automaton begins among the words of all; 0: it has none.
         AUTOMATON_STATE: of it, from 0 on; publish_ advances it.
     """
@@ -96,6 +98,7 @@ class RowColumn(IntEnum):
     BIAS_COUNT = 18
     ANSWER_BEGIN = 19
     LOGPROBS = 20
+    OBJECT_VALUES = 21
     AUTOMATON = 24
     AUTOMATON_STATE = 25
 

@@ -65,6 +65,8 @@ _NAMES = (
     "norm_swiglu_into",
     "lora_shrink_into",
     "lora_expand_",
+    "spatial_features_into",
+    "choose_value_",
     "rope_append_kv_",
     "paged_attention_into",
     "fused_attention_decode_into",
@@ -91,6 +93,8 @@ _linear_residual = _op["linear_residual_"]
 _norm_swiglu = _op["norm_swiglu_into"]
 _lora_shrink = _op["lora_shrink_into"]
 _lora_expand = _op["lora_expand_"]
+_spatial_features = _op["spatial_features_into"]
+_choose_value = _op["choose_value_"]
 _rope_append_kv = _op["rope_append_kv_"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
@@ -746,6 +750,49 @@ def lora_expand(
     total = out.clone()
     _lora_expand(total, h, b, decode_meta, row_state, first_rows)
     return total
+
+
+# --- spatial: values of objects in the place of tokens --------------------------------------------
+
+
+def spatial_features_into(
+    out: Tensor, decode_meta: Tensor, coordinate: Tensor, size: Tensor, vocab: int, bins: int
+) -> None:
+    """Fourier features of the tokens that are values of a spatial answer (Tancik et al., "Fourier
+    Features Let Networks Learn High Frequency Functions in Low Dimensional Domains", 2020); zeros
+    for all other tokens.
+
+    Token vocab + b is the coordinate b / bins, for b below bins; vocab + bins + w * bins + h is the
+    size of the sides 2 ** (10 * w / (bins - 1) - 10) and, likewise, of h.
+
+    Args:
+        out: [T, width], written: cosines, then sines of a coordinate; cosines, then sines of a
+            size; 1 for a coordinate; 1 for a size; zeros.
+        decode_meta: int32 [T, 4].
+        coordinate: float32 [n]: how many turns each wave makes from 0 to 1.
+        size: float32 [2, m]: those of the two sides, whose angles are added.
+        vocab: token ids below it are of text.
+        bins: how many coordinates there are, from 2 on.
+    """
+    _spatial_features(out, decode_meta, coordinate, size, vocab, bins)
+
+
+def choose_value_(
+    sampled: Tensor, logits: Tensor, segments: Tensor, tables: Sequence[Tensor], vocab: int
+) -> None:
+    """Takes the likeliest value in the place of what was sampled, for rows with OBJECT_VALUES. An
+    object's values come in turn: x, y, and where it has three its size. Where the next object would
+    begin, a sampled stop id stays, and ends the row.
+
+    Args:
+        sampled: int32 [R], updated: ids of values as :func:`spatial_features_into` reads them; -1
+            where all of a value's logits are NaN or -inf.
+        logits: [R, 3 * bins]: of coordinates, widths and heights; ties go to the lowest.
+        segments: int32 [R, 4].
+        tables: the device tables, of which row_state and stop_ids are read.
+        vocab: the id of the first value.
+    """
+    _choose_value(sampled, logits, segments, tables, vocab)
 
 
 # --- attention ------------------------------------------------------------------------------------

@@ -888,6 +888,61 @@ def lora_expand(
     return total
 
 
+# --- spatial --------------------------------------------------------------------------------------
+
+
+def _side(bin_: Tensor, bins: int) -> Tensor:
+    return torch.exp2(10 * bin_.double() / (bins - 1) - 10)
+
+
+def spatial_features_into(
+    out: Tensor, decode_meta: Tensor, coordinate: Tensor, size: Tensor, vocab: int, bins: int
+) -> None:
+    """As :func:`photon_ext.ops.spatial_features_into`: out [T, width] is written."""
+    value = decode_meta[:, Meta.TOKEN].long() - vocab
+    live = (decode_meta[:, Meta.LENGTH] > 0) & (value >= 0)
+    is_coordinate = (live & (value < bins))[:, None]
+    pair = value - bins
+    is_size = (live & (pair >= 0) & (pair < bins * bins))[:, None]
+    sides = torch.stack([_side(pair // bins, bins), _side(pair % bins, bins)], dim=1)
+    parts = []
+    for turns, known in (
+        (value.double()[:, None] / bins * coordinate.double(), is_coordinate),
+        (sides @ size.double(), is_size),
+    ):
+        angle = 2 * torch.pi * turns
+        parts.append(torch.cat([angle.cos(), angle.sin()], dim=1).masked_fill(~known, 0))
+    features = torch.cat([*parts, is_coordinate, is_size], dim=1)
+    out.zero_()
+    out[:, : features.shape[1]] = features
+
+
+def choose_value_(
+    sampled: Tensor, logits: Tensor, segments: Tensor, tables: Sequence[Tensor], vocab: int
+) -> None:
+    """As :func:`photon_ext.ops.choose_value_`: sampled [R] is updated."""
+    row_state, stop_ids = tables[DeltaTable.ROW_STATE], tables[DeltaTable.STOP_IDS]
+    known = logits.masked_fill(logits.isnan(), -torch.inf)
+    coordinate, width, height = known.split(logits.shape[1] // 3, dim=1)
+    for r, (row, _, tokens, flags) in enumerate(segments.tolist()):
+        token = int(sampled[r])
+        if not (flags & SegmentFlag.SAMPLE and _is_alive(row_state, row)) or token < 0:
+            continue
+        words = row_state[row].tolist()
+        values = words[RowColumn.OBJECT_VALUES]
+        made = words[RowColumn.POSITION] + tokens - words[RowColumn.ANSWER_BEGIN]
+        if not 1 <= values <= 3 or made < 0:
+            continue
+        stops = stop_ids[row, : max(0, words[RowColumn.STOP_COUNT])].tolist()
+        if made % values == 0 and token in stops:
+            continue
+        asked = (width[r], height[r]) if made % values == 2 else (coordinate[r],)
+        found = [int(part.argmax()) if float(part.max()) > -torch.inf else -1 for part in asked]
+        size, bins = len(asked) == 2, logits.shape[1] // 3
+        value = bins + found[0] * bins + found[-1] if size else found[0]
+        sampled[r] = -1 if min(found) < 0 else vocab + value
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 

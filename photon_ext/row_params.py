@@ -73,6 +73,8 @@ class RowParams:
             without stop ids below min_tokens, but before top_k, top_p and min_p.
         prompt_logprobs: the same for each token of the prompt but the first, of the model's logits
             before it. Such a prompt is not taken from cached pages, and its steps are not captured.
+        object_values: the answer is objects of so many values, of a forward that has them (see
+            sampling.spatial): 2 are a point's x and y, 3 a box's, with its size; 0: it is text.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -201,6 +203,11 @@ class RowParams:
             help="the same for the tokens of the prompt",
         ),
     ] = None
+
+    object_values: Annotated[
+        int,
+        Field(RowColumn.OBJECT_VALUES, "0 for text, 2 for points, or 3 for boxes", 2, 3, zero=True),
+    ] = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))

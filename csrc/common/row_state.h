@@ -30,6 +30,7 @@ enum RowColumn : int32_t {
   kRowAnswerBegin = 19,        // staged tokens from this position on are of the answer
   kRowLogprobs =
       20,  // 1 + how many of the likeliest ids get their log-probability; not above 0: off
+  kRowObjectValues = 21,    // values of each object in a spatial answer (spatial.h); 0: it is text
   kRowAutomaton = 24,       // where its automaton begins (automaton.h); 0: it has none
   kRowAutomatonState = 25,  // of it; publish_ advances it
   kRowColumns = 32,

@@ -65,6 +65,13 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "lora_expand_(Tensor(a!) out, Tensor h, Tensor b, Tensor decode_meta, Tensor row_state, int "
       "first_rows, bool pdl=False) -> ()");
+  // spatial
+  m.def(
+      "spatial_features_into(Tensor(a!) out, Tensor decode_meta, Tensor coordinate, Tensor size, "
+      "int vocab, int bins) -> ()");
+  m.def(
+      "choose_value_(Tensor(a!) sampled, Tensor logits, Tensor segments, Tensor[] tables, int "
+      "vocab) -> ()");
   // attention
   m.def(
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "

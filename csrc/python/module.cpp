@@ -7,7 +7,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "device/decode_slot.h"
 #include "device/device.h"
@@ -69,6 +72,12 @@ void launch_graph(Stream& stream, const std::shared_ptr<Graph>& graph) {
   stream.launch(graph);
 }
 
+// What lasts as long as the process: not even its end destroys them.
+std::vector<std::shared_ptr<Stream>>& lasting_streams() {
+  static auto* const streams = new std::vector<std::shared_ptr<Stream>>;
+  return *streams;
+}
+
 void bind_streams(py::module_& m) {
   using released = py::call_guard<py::gil_scoped_release>;
   py::class_<Event, std::shared_ptr<Event>>(m, "Event", py::release_gil_before_calling_cpp_dtor())
@@ -124,6 +133,8 @@ void bind_streams(py::module_& m) {
       .def("begin_capture", &Stream::begin_capture)
       .def("end_capture", &Stream::end_capture)
       .def("launch", &launch_graph, py::arg("graph").none(false))
+      .def("keep_forever",
+           [](std::shared_ptr<Stream> stream) { lasting_streams().push_back(std::move(stream)); })
       .def("claim", [](const std::shared_ptr<Stream>& stream) { return Claim(stream); });
 }
 

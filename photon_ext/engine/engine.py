@@ -25,6 +25,7 @@ from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestKeywords, RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.spatial import SpatialSkills
 from photon_ext.engine.thread import EngineThread
 from photon_ext.errors import QueueFull, RequestError, shown
 from photon_ext.models.loader import load_model
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from photon_ext.models.config import ModelConfig
+    from photon_ext.models.region import RegionConfig, RegionHeads
     from photon_ext.models.tokenizer import Tokenizer
     from photon_ext.models.vision import VisionEncoder
     from photon_ext.models.weights import DecoderWeights
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 MOST_ANSWERS = 2**14  # to one prompt: a mistyped number would fill the memory with requests
 
 
-class Engine:
+class Engine(SpatialSkills):
     """Generates tokens for many requests at once. All of it may be called from any thread; the
     engine thread does the work, from the first request to `close` (or the end of the `with` block).
 
@@ -103,6 +105,7 @@ class Engine:
         prompt_logprobs: bool = False,
         embeds: torch.Tensor | None = None,
         vision: VisionEncoder | None = None,
+        region: RegionConfig | None = None,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -125,6 +128,7 @@ class Engine:
                 is that of token -2 - i. None: it takes tokens alone.
             vision: makes embeddings of the images of prompts; on a device of its own choice, on the
                 threads of callers.
+            region: of the region heads that this forward has; None: it has none.
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -134,6 +138,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.depth = runtime.depth
+        self.region = region
         self.device = device
         check_prefill(prefill)
         if max_tokens_per_step is not None:
@@ -157,6 +162,7 @@ class Engine:
             mixed=prefill != "separate",
             chunk=chunk,
             lora_slots=0 if adapters is None else adapters.count,
+            value_ids=0 if region is None else region.value_ids,
             graph=graph,
             on_release=scheduler.released.append,
             stalls=meter,
@@ -176,6 +182,7 @@ class Engine:
             compiler,
             self._adapters,
             reader,
+            0 if region is None else region.bins,
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
@@ -198,6 +205,7 @@ class Engine:
         device: str = "auto",
         dtype: torch.dtype | str | None = None,
         vision: VisionEncoder | None = None,
+        region: RegionHeads | None = None,
         **options: Any,
     ) -> Engine:
         """An engine for a model.
@@ -208,18 +216,18 @@ class Engine:
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
             vision: an encoder for images; it needs the option embeds_tokens.
+            region: heads for points and boxes (models.region); copied to the model's device.
             options: those of EngineOptions, by name.
 
         Raises:
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
         """
         # a wrong option shows before the model is loaded
-        named_options(options, ("model", "device", "dtype", "vision"))
+        named_options(options, ("model", "device", "dtype", "vision", "region"))
         chosen = checked_device(choose_device(device))
         loaded = load_model(model, dtype, chosen)
-        return cls.from_weights(
-            loaded.config, loaded.weights, loaded.tokenizer, vision=vision, **options
-        )
+        parts = loaded.config, loaded.weights, loaded.tokenizer, vision, region
+        return cls.from_weights(*parts, **options)
 
     @classmethod
     def from_weights(
@@ -228,6 +236,7 @@ class Engine:
         weights: DecoderWeights,
         tokenizer: Tokenizer | None = None,
         vision: VisionEncoder | None = None,
+        region: RegionHeads | None = None,
         **options: Any,
     ) -> Engine:
         """An engine around weights that are on their device already, in their dtype.
@@ -236,7 +245,7 @@ class Engine:
             config: the model's shape.
             weights: its parameters (models.weights), float32, float16 or bfloat16; not copied.
             tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
-            vision: as in `from_pretrained`.
+            vision, region: as in `from_pretrained`.
             options: those of EngineOptions, by name.
 
         Raises:
@@ -244,8 +253,9 @@ class Engine:
                 the memory does not hold what it asks.
             DeviceError: this build has no kernels for the weights' device.
         """
-        chosen = named_options(options, ("config", "weights", "tokenizer", "vision"))
-        runtime, decoder, size = make_parts(chosen, config, weights)
+        known = "config", "weights", "tokenizer", "vision", "region"
+        chosen = named_options(options, known)
+        runtime, decoder, size = make_parts(chosen, config, weights, region)
         return cls(
             runtime,
             decoder.forward,
@@ -270,6 +280,7 @@ class Engine:
             adapters=decoder.lora,
             embeds=decoder.embeds,
             vision=vision,
+            region=None if region is None else region.config,
         )
 
     def generate(
@@ -294,8 +305,8 @@ class Engine:
                 the first is the answer of that seed, the others those of the seeds that follow.
                 The first alone has `prompt_logprobs`.
                 With n above 1 a constraint needs a method `fresh()`.
-            options: priority, timeout_s, deadline, cache_salt, lora, tools and tool_choice, see
-                RequestOptions.of; for all.
+            options: priority, timeout_s, deadline, cache_salt, lora, tools, tool_choice, skill and
+                max_objects, see RequestOptions.of; for all.
 
         Returns:
             One output per prompt, in order, or `n` in a row for each. What goes wrong while a

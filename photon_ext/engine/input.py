@@ -23,6 +23,7 @@ from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
 from photon_ext.sampling.constraints import constraint_fault
 from photon_ext.sampling.pattern import NotRegular
+from photon_ext.sampling.spatial import ObjectReader
 from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling import Policy, Sequence
 from photon_ext.scheduling.policy import checked_key
@@ -43,6 +44,7 @@ class InputProcessor:
         compiler: makes the constraints of answers with a grammar.
         adapters: those that requests may name.
         embeds: says which embeddings a prompt may have.
+        bins: values of a coordinate that the model's region heads have; 0: there are none.
     """
 
     tokenizer: Tokenizer | None
@@ -54,6 +56,7 @@ class InputProcessor:
     compiler: GrammarCompiler
     adapters: AdapterRegistry
     embeds: EmbedsReader = NO_EMBEDS
+    bins: int = 0
 
     def make_all(
         self,
@@ -116,6 +119,7 @@ class InputProcessor:
     ) -> Sequence:
         """``sample``: which of the answers to this prompt it is."""
         params, (ids, embeds) = params.sample(sample), prompt
+        objects = ObjectReader.of(options.skill, self.limits.vocab_size, self.bins)
         text = self._stopped_text(params)
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
@@ -131,9 +135,11 @@ class InputProcessor:
         constraint, automaton, constraint_on = self._constraint(params, sample)
         if automaton is not None:
             admission = admission._replace(params=replace(admission.params, constrained=False))
-        request = Request(self.queue, self._text, len(ids), text, constraint_on)
+        make_text = self._text if objects is None else TextReader
+        request = Request(self.queue, make_text, len(ids), text, constraint_on, objects)
         watched = constraint is not None or text is not None
-        limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
+        own_limit = "max_new_tokens" if objects is None else "max_objects"
+        limit = "max_len" if cap < params.max_new_tokens else own_limit
         adapter, salt = self.adapters.find(options.lora), options.cache_salt
         root = salt if adapter is None else (salt, adapter.key)
         standing = options.priority, options.deadline
@@ -191,10 +197,16 @@ class InputProcessor:
 
 
 def _asked(params: SamplingParams | None, options: RequestOptions) -> SamplingParams:
-    """The parameters of a request, with the form that its tools give the answer."""
+    """The parameters of a request, with the form that its tools or its skill give the answer."""
     params = SamplingParams() if params is None else params
     if not isinstance(params, SamplingParams):
         raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+    if params.object_values:
+        raise ConfigError(
+            f"object_values is {params.object_values}; ask for objects by skill=, which sets it"
+        )
+    if options.skill is not None:
+        return options.skill.run_with(params)
     return params if options.tools is None else options.tools.constrain(params)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from photon_ext.engine.tools import ToolCall, calls_in
 from photon_ext.runtime import FinishReason, TokenLogprobs
+from photon_ext.sampling.spatial import Objects
 
 if TYPE_CHECKING:
     from photon_ext.engine.request import Request
@@ -41,8 +42,8 @@ class Output:
         token_ids: the generated ids, a final stop token included.
         finish_reason: "stop", "length", "cancelled", "timeout" or "error".
         stop_reason: with "stop" the id of the stop token, the stop string, or "constraint", which
-            was finished; with "length" "max_new_tokens", or "max_len" where the context was full;
-            else None.
+            was finished; with "length" "max_new_tokens" or, with a skill, "max_objects", or
+            "max_len" where the context was full; else None.
         error: what went wrong, with finish reason "error"; else None.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
         cached_tokens: of them, those whose keys and values were found in cached pages.
@@ -55,6 +56,8 @@ class Output:
             else empty.
         constraint_on: of a request with a constraint, where it was kept: "device", or "host: " and
             why; else None.
+        objects: of a request with a skill, those that are complete: their values are the ids from
+            the vocabulary's size on, of token_ids, and have no text.
     """
 
     text: str
@@ -69,6 +72,7 @@ class Output:
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     constraint_on: str | None = None
+    objects: Objects = ()
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

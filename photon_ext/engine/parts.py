@@ -11,16 +11,21 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.kernel_plan import dtype_name, hopper_misfit, plan_for, target_of
 from photon_ext.models.lora import LoraShape, LoraSlots
+from photon_ext.models.region import RegionHeads, checked_config
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
 
 def make_parts(
-    options: EngineOptions, config: ModelConfig, weights: DecoderWeights
+    options: EngineOptions,
+    config: ModelConfig,
+    weights: DecoderWeights,
+    region: RegionHeads | None = None,
 ) -> tuple[Runtime, Decoder, EngineSize]:
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
-    size = size_engine(options, config, weights.dtype, weights.device)
+    shape = checked_config(region)
+    size = size_engine(options, config, weights.dtype, weights.device, shape)
     plan = options.kernel_plan or plan_for(config, weights, options.backend, options.exact)
     if options.exact and plan.hopper and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)
@@ -55,6 +60,7 @@ def make_parts(
         plan=plan,
         lora=lora,
         embeds_tokens=options.embeds_tokens,
+        region=region,
     )
     return runtime, decoder, size
 

@@ -71,4 +71,5 @@ def read_output(request: Request) -> Output:
         logprobs=tuple(request.logprobs[: len(ids)]),
         prompt_logprobs=tuple(request.prompt_logprobs),
         constraint_on=request.constraint_on,
+        objects=() if request.objects is None else request.objects.read(ids),
     )

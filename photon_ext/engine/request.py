@@ -18,6 +18,7 @@ from photon_ext.runtime import TokenLogprobs
 
 if TYPE_CHECKING:
     from photon_ext.engine.request_queue import RequestQueue
+    from photon_ext.sampling.spatial import ObjectReader
 
 Waker = Callable[[], None]
 
@@ -68,6 +69,7 @@ class Request(TokenFeed):
         cached_tokens: see Output; 0 before it gets a row.
         prompt_logprobs: of the tokens of the prompt from the second on, as far as they are known.
         constraint_on: see Output.
+        objects: reads the objects of the answer; None: it is text.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Request(TokenFeed):
         prompt_tokens: int = 0,
         text: StoppedText | None = None,
         constraint_on: str | None = None,
+        objects: ObjectReader | None = None,
     ) -> None:
         """Made by `Engine.submit`. `make_text` makes what turns tokens into text, for each reader,
         unless the engine makes the `text` (see TokenFeed).
@@ -86,6 +89,7 @@ class Request(TokenFeed):
         self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.constraint_on = constraint_on
+        self.objects = objects
         self._make_text = make_text
         self.submitted = perf_counter()
         self._queue = queue

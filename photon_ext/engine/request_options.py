@@ -12,6 +12,7 @@ from photon_ext.checks import INT32_MAX, as_index, check_seconds
 from photon_ext.engine.tools import Tools
 from photon_ext.errors import ConfigError, shown
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.spatial import Skill
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -24,6 +25,8 @@ class RequestKeywords(TypedDict, total=False):
     lora: str | None
     tools: Iterable[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
+    skill: str | None
+    max_objects: int | None
 
 
 class RequestOptions(NamedTuple):
@@ -34,6 +37,7 @@ class RequestOptions(NamedTuple):
     cache_salt: str | None = None
     lora: str | None = None
     tools: Tools | None = None
+    skill: Skill | None = None
 
     @classmethod
     def of(
@@ -45,6 +49,8 @@ class RequestOptions(NamedTuple):
         lora: object = None,
         tools: object = None,
         tool_choice: object = None,
+        skill: object = None,
+        max_objects: object = None,
         **unknown: object,
     ) -> RequestOptions:
         """What a call asks for.
@@ -64,6 +70,10 @@ class RequestOptions(NamedTuple):
                 "required", or {"type": "function", "function": {"name": ...}}: the answer is the
                 JSON {"name": ..., "arguments": {...}} of one of them, or of this one, as
                 `json_schema` would make it.
+            skill: "point", "detect" or "segment": the answer is `Output.objects`, of a model with
+                region heads: Points, Boxes, or the corners of an outline. max_new_tokens does not
+                count then; stop strings, constraints and logprobs are refused. None: it is text.
+            max_objects: so many objects, or corners, at most; None: 150.
 
         Raises ConfigError: a value is not allowed.
         """
@@ -93,4 +103,7 @@ class RequestOptions(NamedTuple):
         salt = None if cache_salt is None else str.__str__(cache_salt)
         if not isinstance(lora, (str, type(None))):
             raise ConfigError(f"lora is {shown(lora)}; give the name of an adapter, or None")
-        return cls(number, min(ends), salt, lora, Tools.of(tools, tool_choice))
+        given, found = Tools.of(tools, tool_choice), Skill.of(skill, max_objects)
+        if given is not None and found is not None:
+            raise ConfigError(f"skill is {found.name!r}, and tools are of text; leave one out")
+        return cls(number, min(ends), salt, lora, given, found)

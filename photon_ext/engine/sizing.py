@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from photon_ext import ops
 from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.lora import LoraShape
+from photon_ext.models.region import RegionConfig
 from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
@@ -57,10 +59,14 @@ class Need(NamedTuple):
 
 
 def size_engine(
-    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    region: RegionConfig | None = None,
 ) -> EngineSize:
-    """Settles the sizes before anything is allocated. Raises ConfigError: max_len is beyond the
-    model, or the memory does not hold what was asked for.
+    """Settles the sizes before anything is allocated; `region`: of the region heads. Raises
+    ConfigError: max_len is beyond the model, or the memory does not hold what was asked for.
     """
     max_len, usable = _max_len(options, config), _usable_bytes(device)
     if max_len > config.max_positions:
@@ -68,7 +74,7 @@ def size_engine(
             f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
             "ask for no more than that"
         )
-    target = Target(config, dtype, device)
+    target = Target(config, dtype, device, region)
     rows = options.max_rows or target.default_rows(options, usable)
     need = target.need(options, rows)
     if not need.fits(usable):
@@ -92,6 +98,7 @@ class Target(NamedTuple):
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
+    region: RegionConfig | None
 
     def default_rows(self, options: EngineOptions, usable: int) -> int:
         """Rows where the options name none."""
@@ -140,12 +147,17 @@ class Target(NamedTuple):
         numbers += options.embeds_tokens * config.hidden
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0
-        shape = LoraShape(config, options.lora_rank)
+        shape, itemsize = LoraShape(config, options.lora_rank), self.dtype.itemsize
+        others = counts + self.automata_bytes(options)
         if options.lora_slots:
             numbers += options.lora_slots * shape.words + tokens * shape.most_columns
+            if self.device.type == "cuda":  # the fused layers' own, see Decoder
+                others += 4 * ops.linear_workspace_words(max(tokens, segments), config.hidden)
+        if self.region is not None:
+            others += self.region.step_bytes(tokens, segments, itemsize)
         return Need(
-            self.dtype.itemsize * numbers + counts + self.automata_bytes(options),
-            options.page_size * config.kv_bytes_per_token(self.dtype.itemsize),
+            itemsize * numbers + others,
+            options.page_size * config.kv_bytes_per_token(itemsize),
             options.num_pages or max(rows, per_row),
             rows * per_row,
         )

@@ -22,11 +22,13 @@ from photon_ext.models.attention import DecoderAttention
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import KernelPlan, Way, Ways, plan_for
+from photon_ext.models.region import RegionSteps
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
     from photon_ext.models.lora import LoraSlots
+    from photon_ext.models.region import RegionHeads
     from photon_ext.runtime.step import StepTensors
 
 
@@ -59,6 +61,7 @@ class Decoder:
         plan: KernelPlan | None = None,
         lora: LoraSlots | None = None,
         embeds_tokens: int = 0,
+        region: RegionHeads | None = None,
     ) -> None:
         """Allocates everything that steps will use.
 
@@ -66,6 +69,7 @@ class Decoder:
         CUDA steps of many tokens.
         `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
         `embeds_tokens`: places for embeddings in the place of tokens.
+        `region`: heads for spatial answers, in steps that say so (`StepTensors.spatial`).
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -106,6 +110,11 @@ class Decoder:
             else None
         )
         self._head = Linear(weights.lm_head)
+        self._region = (
+            RegionSteps(region, config.vocab, max_step_tokens, max_segments, weights.embedding)
+            if region is not None
+            else None
+        )
 
     def _spare_words(self) -> torch.Tensor | None:
         """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
@@ -125,7 +134,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        others = self._attention, self.lora, self.embeds
+        workspace = None if self.lora is None else self._linear_workspace  # else of the arena
+        others = self._attention, self.lora, self.embeds, self._region, workspace
         return self._arena.memory.nbytes + sum(one.nbytes for one in others if one is not None)
 
     @property
@@ -148,6 +158,8 @@ class Decoder:
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
         ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding, self.embeds)
+        if step.spatial and self._region is not None:
+            self._region.embed(buffers.residual, step)
         ways = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
         counts, way = step.counts[Count.TOKENS :], ways.of(num_tokens)
         if way is Way.FUSED:
@@ -165,7 +177,11 @@ class Decoder:
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
-        self._project(buffers.logits, sampled, step.counts[Count.SEGMENTS :], way)
+        counts = step.counts[Count.SEGMENTS :]
+        self._project(buffers.logits, sampled, self._head, counts, way)
+        if step.spatial and self._region is not None:
+            step.value_logits = self._region.logits(len(sampled))
+            self._project(step.value_logits, sampled, self._region.head, counts, way)
 
     def _score_tokens(self, step: StepTensors, buffers: Activations, ways: Ways) -> None:
         """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
@@ -175,7 +191,7 @@ class Decoder:
             logits = room[: end - begin]
             way = ways.of(len(logits))
             part = self._head_input(buffers, way)[begin : begin + len(logits)]
-            self._project(logits, part, None, way)
+            self._project(logits, part, self._head, None, way)
             step.score(logits, begin)
 
     def _head_input(self, buffers: Activations, way: Way) -> torch.Tensor:
@@ -185,13 +201,18 @@ class Decoder:
         return buffers.residual if way is Way.FUSED else buffers.normed
 
     def _project(
-        self, logits: torch.Tensor, hidden: torch.Tensor, counts: torch.Tensor | None, way: Way
+        self,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        head: Linear,
+        counts: torch.Tensor | None,
+        way: Way,
     ) -> None:
         """Norm and head in one op, or the head alone."""
         if way is Way.FUSED:
-            self._norm_linear(logits, hidden, self.weights.final_norm, self._head, counts)
+            self._norm_linear(logits, hidden, self.weights.final_norm, head, counts)
         else:
-            _linear(logits, hidden, self._head, counts, way)
+            _linear(logits, hidden, head, counts, way)
 
     def _layers(
         self, step: StepTensors, buffers: Activations, counts: torch.Tensor, way: Way

@@ -7,7 +7,6 @@ one, and a projector makes of both an embedding for each patch of the whole: alw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from photon_ext.errors import ConfigError, ModelError, describe
+from photon_ext.errors import ConfigError
 from photon_ext.models.images import Crops, cut_image, read_image
 from photon_ext.models.loader import checked_dtype
+from photon_ext.models.module_file import load_module
 
 
 @dataclass(frozen=True)
@@ -182,24 +182,6 @@ def load_vision(
     Raises ModelError: the file cannot be read, or its tensors are not those of the config;
     ConfigError: the kernels do not know the dtype.
     """
-    from safetensors import safe_open  # of the extra engine
-
-    shape = config or VisionConfig()
-    encoder = VisionEncoder(shape, checked_dtype(dtype) or torch.float32, device)
-    try:
-        with safe_open(path, framework="pt") as file:
-            found: Mapping[str, Tensor] = {
-                name.removeprefix(prefix): file.get_tensor(name)
-                for name in file.keys()  # noqa: SIM118 - no mapping
-                if name.startswith(prefix)
-            }
-        for name, value in found.items():
-            if not value.is_floating_point():  # torch would convert it
-                raise TypeError(f"{prefix}{name} is of {value.dtype}, expected float")
-        encoder.load_state_dict(found)
-    except Exception as error:  # safetensors' own, or torch's list of names and shapes
-        raise ModelError(
-            f"{path}: it does not hold the encoder ({describe(error)}); expected tensors "
-            f"{prefix}... of the VisionConfig"
-        ) from error
+    encoder = VisionEncoder(config or VisionConfig(), checked_dtype(dtype) or torch.float32, device)
+    load_module(encoder, path, prefix)
     return encoder

@@ -61,5 +61,10 @@ def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams
             f"prompt_logprobs is {params.prompt_logprobs}, and this forward gives no logits of "
             "prompts; leave it out, or make the pipeline with prompt_logprobs=True"
         )
+    if params.object_values and not limits.value_ids:
+        raise RequestError(
+            f"object_values is {params.object_values}, and this forward gives no values; leave it "
+            "out, or make the pipeline with value_ids"
+        )
     check_context(len(prompt), params.max_new_tokens, limits.max_len)
     return Admission(prompt, replace(params.settled(), stop_token_ids=stops))

@@ -30,6 +30,7 @@ class DecodeBatch:
         constrained: columns of rows that wait for host masks.
         logprobs: columns of rows that ask for log-probabilities.
         adapted: columns of rows that have an adapter.
+        spatial: columns of rows whose answers are objects.
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
         ride: counts the launches, with those of the batches before it.
@@ -44,6 +45,7 @@ class DecodeBatch:
     constrained: tuple[int, ...]
     logprobs: tuple[int, ...]
     adapted: tuple[int, ...]
+    spatial: tuple[int, ...]
     words: array[int]
     ride: Ride
 
@@ -71,7 +73,9 @@ class DecodeBatch:
         self.constrained = patched(old.constrained, changed, rows, _is_constrained)
         self.logprobs = patched(old.logprobs, changed, rows, _has_logprobs)
         self.adapted = patched(old.adapted, changed, rows, _has_adapter)
-        self.key = StepKey(bucket, 0, 0, bool(self.constrained), bool(self.adapted))
+        self.spatial = patched(old.spatial, changed, rows, _is_spatial)
+        split, lora, spatial = map(bool, (self.constrained, self.adapted, self.spatial))
+        self.key = StepKey(bucket, 0, 0, split, lora, spatial=spatial)
         for row in leaving:  # at the end, as an interrupt may come before
             row.join(None)
         for row in joining:
@@ -81,7 +85,8 @@ class DecodeBatch:
     def _none(cls) -> DecodeBatch:
         """A batch without rows, where there is none before."""
         batch = cls.__new__(cls)
-        batch.rows, batch.constrained, batch.logprobs, batch.adapted = (), (), (), ()
+        batch.rows, batch.constrained, batch.logprobs = (), (), ()
+        batch.adapted, batch.spatial = (), ()
         batch.indices, batch.generations = array("i"), array("i")
         batch.positions, batch.limits = [], []
         batch.words, batch.ride, batch.limit = array("i"), Ride(), 1
@@ -165,6 +170,10 @@ def _has_logprobs(row: Row) -> bool:
 
 def _has_adapter(row: Row) -> bool:
     return row.lora_slot != 0
+
+
+def _is_spatial(row: Row) -> bool:
+    return row.params.object_values > 0
 
 
 def _misfit(rows: tuple[Row, ...]) -> PipelineError:

@@ -95,6 +95,8 @@ class Pipeline:
         chunk: prompt tokens per step at most.
         lora_slots: adapters that rows may have. Steps in which a row has one are captured besides,
             so that the others cost what they do without.
+        value_ids: how many ids behind the vocabulary are values of objects (StepTensors.spatial);
+            0: answers are text alone. Steps with others are captured besides, as with adapters.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row that is released, by the commit or abort that
             releases it: its pages are free then.
@@ -127,6 +129,7 @@ class Pipeline:
         mixed: bool = False,
         chunk: int = 256,
         lora_slots: int = 0,
+        value_ids: int = 0,
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
         stalls: bool = True,
@@ -145,6 +148,7 @@ class Pipeline:
         check_flag("mixed", mixed)
         check_flag("prompt_logprobs", prompt_logprobs)
         self._lora_slots = check_count("lora_slots", lora_slots, least=0)
+        value_ids = check_count("value_ids", value_ids, INT32_MAX - vocab_size, least=0)
         self.keys = step_keys(
             table.max_rows,
             chunk,
@@ -154,6 +158,7 @@ class Pipeline:
             graph=graph,
             captures_prefill=runtime.captures_prefill,
             lora=self._lora_slots > 0,
+            spatial=value_ids > 0,
         )
         self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph)
         self.limits = Limits(
@@ -165,6 +170,7 @@ class Pipeline:
             table.max_biases,
             table.penalty_vocab >= vocab_size,
             prompt_logprobs,
+            value_ids,
         )
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
@@ -379,7 +385,8 @@ class Pipeline:
             self._inflight.popleft()
             self._committed = step.index
             self._stalls.committed(step)
-            result = read_step(step, records, self._spec.vocab_size, self.roster.ended)
+            ids = self.limits.vocab_size + self.limits.value_ids
+            result = read_step(step, records, ids, self.roster.ended)
             for event in result.events.values():
                 if event.finish is not None:
                     self.roster.finish(event.row)

@@ -70,6 +70,7 @@ class StepKey(NamedTuple):
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
         lora: a row has an adapter.
         scored: a prompt gets log-probabilities; never captured.
+        spatial: a row's answer is objects.
     """
 
     decode_rows: int
@@ -78,6 +79,7 @@ class StepKey(NamedTuple):
     split: bool
     lora: bool = False
     scored: bool = False
+    spatial: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -273,6 +275,10 @@ class StepTensors:
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
         lora: rows may have adapters, in slots that ``row_state`` names; else none has.
+        spatial: rows may have answers of values, whose ids follow those of the vocabulary, and may
+            be fed; else none has.
+        value_logits: [R, 3 * bins], of such a step: the logits of coordinates, widths and heights.
+            ``forward`` assigns it.
         score: of a step in which a prompt gets log-probabilities: ``forward`` calls it with the
             logits of all chunk tokens, in parts: [n, vocab], and the first token's index. They are
             read in stream order.
@@ -289,6 +295,8 @@ class StepTensors:
     sampled: torch.Tensor
     logits: torch.Tensor | None = None
     lora: bool = False
+    spatial: bool = False
+    value_logits: torch.Tensor | None = None
     score: Callable[[torch.Tensor, int], None] | None = None
 
 

@@ -103,11 +103,14 @@ class StepBuilder:
         split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
         lora = batch is not None and batch.key.lora
         lora = lora or any(chunk.row.lora_slot for chunk in chunks)
+        spatial = batch is not None and batch.key.spatial
+        spatial = spatial or any(chunk.row.params.object_values for chunk in chunks)
         tokens = sum(chunk.num_tokens for chunk in chunks)
-        if any(chunk.row.params.prompt_logprobs is not None for chunk in chunks):
-            return StepKey(rows, tokens, len(chunks), split, lora, scored=True)
-        found = self._spec.keys.find(rows, tokens, len(chunks), split, lora)
-        return found or StepKey(rows, tokens, len(chunks), split, lora)
+        scored = any(chunk.row.params.prompt_logprobs is not None for chunk in chunks)
+        exact = StepKey(rows, tokens, len(chunks), split, lora, scored, spatial)
+        if scored:
+            return exact
+        return self._spec.keys.find(rows, tokens, len(chunks), split, lora, spatial) or exact
 
 
 def _targets(chunks: tuple[ChunkSegment, ...]) -> list[int]:

@@ -14,7 +14,8 @@ BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 @dataclass(frozen=True, slots=True)
 class StepKeys:
-    """The keys of a pipeline's graphs, each whole and split, and both with `lora` as well:
+    """The keys of a pipeline's graphs, each whole and split, and all with `lora`, and with
+    `spatial`, as well:
 
     - a decode step for every decode bucket,
     - a prefill step for every prefill bucket,
@@ -23,7 +24,7 @@ class StepKeys:
     The number of chunks is no dimension of the set: a step of so many tokens has room for one chunk
     for each `chunk_tokens` of them, and for 4 at least. There are never more than tokens, nor than
     rows beside those of the decode bucket. So D decode buckets and P prefill buckets make at most
-    D + P + D x P keys, twice, or with `lora` four times.
+    D + P + D x P keys, twice, and twice as many for each of `lora` and `spatial`.
 
     Attributes:
         decode_buckets: decode rows, ascending; the last holds every row.
@@ -31,6 +32,7 @@ class StepKeys:
         mixed: whether mixed steps are captured, too; else they run eagerly.
         chunk_tokens: more than 1 where empty segments cost the device time.
         lora: whether rows may have adapters.
+        spatial: whether answers may be objects.
     """
 
     decode_buckets: tuple[int, ...]
@@ -38,6 +40,7 @@ class StepKeys:
     mixed: bool = False
     chunk_tokens: int = 1
     lora: bool = False
+    spatial: bool = False
 
     @property
     def max_rows(self) -> int:
@@ -61,10 +64,11 @@ class StepKeys:
                 if self._chunks(rows, tokens)
             ]
         return tuple(
-            StepKey(rows, tokens, self._chunks(rows, tokens), split, lora)
+            StepKey(rows, tokens, self._chunks(rows, tokens), split, lora, spatial=spatial)
             for rows, tokens in pairs
             for split in (False, True)
             for lora in (False, True)[: 1 + self.lora]
+            for spatial in (False, True)[: 1 + self.spatial]
         )
 
     def decode_bucket(self, rows: int) -> int:
@@ -72,7 +76,13 @@ class StepKeys:
         return self.decode_buckets[bisect_left(self.decode_buckets, rows)]
 
     def find(
-        self, rows: int, tokens: int, chunks: int, split: bool, lora: bool = False
+        self,
+        rows: int,
+        tokens: int,
+        chunks: int,
+        split: bool,
+        lora: bool = False,
+        spatial: bool = False,
     ) -> StepKey | None:
         """The smallest captured key that holds a step of so many decode rows, and so many prompt
         tokens, at least one, in so many chunks; None: there is none.
@@ -82,7 +92,7 @@ class StepKeys:
         padded = self.decode_bucket(rows) if rows else 0
         for size in self.prefill_buckets:
             if size >= tokens and (most := self._chunks(padded, size)) >= chunks:
-                return StepKey(padded, size, most, split, lora)
+                return StepKey(padded, size, most, split, lora, spatial=spatial)
         return None
 
     def _chunks(self, decode_bucket: int, tokens: int) -> int:
@@ -106,6 +116,7 @@ def step_keys(
     graph: bool,
     captures_prefill: bool,
     lora: bool = False,
+    spatial: bool = False,
 ) -> StepKeys:
     """The keys of a pipeline's arguments, see Pipeline; `captures_prefill`: see RuntimePort."""
     if prefill_buckets is None:
@@ -115,4 +126,4 @@ def step_keys(
     prefill = {size for size in prefill_buckets if size <= chunk and graph}
     chunk_tokens = 1 if captures_prefill else CHUNK_TOKENS
     ladders = tuple(sorted(decode)), tuple(sorted(prefill))
-    return StepKeys(*ladders, mixed and bool(prefill), chunk_tokens, lora)
+    return StepKeys(*ladders, mixed and bool(prefill), chunk_tokens, lora, spatial)

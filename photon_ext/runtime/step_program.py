@@ -131,6 +131,7 @@ class StepProgram:
             sampled=self._shared.sampled[: key.segments],
             score=self._scores if key.scored else None,
             lora=key.lora,
+            spatial=key.spatial,
         )
         staged = self._staged[: key.num_tokens]
         ops.begin_step_(
@@ -162,6 +163,9 @@ class StepProgram:
                 self._logprobs[:count],
                 automata,
             )
+        if step.value_logits is not None:
+            vocab = self._spec.vocab_size
+            ops.choose_value_(step.sampled, step.value_logits, step.segments, step.tables, vocab)
         records = self._records[:count]
         ops.publish_(step.tables, records, step.sampled, step.segments, errors, automata)
 

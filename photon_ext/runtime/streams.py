@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,16 +18,45 @@ stream_names: dict[int, str] = {}
 """What each host and inline stream of this process is for, by its number, used once, in traces."""
 
 
+# lasting streams without an owner, by backend and device
+_idle: dict[tuple[str, int], list[_C.Stream]] = {}
+
+
+def lasting_stream(owner: object, backend: str, device: int) -> _C.Stream:
+    """A stream that is the owner's until the owner is garbage, and then another's. It is never
+    destroyed.
+
+    torch remembers which streams read pinned memory. When the memory is freed, it records an event
+    on each of them, and where that stream is gone, the driver corrupts the memory of the process.
+    A request may be kept longer than its engine, and what was sent for it with it.
+    """
+    idle = _idle.setdefault((backend, device), [])
+    try:
+        stream = idle.pop()
+    except IndexError:
+        stream = _C.Stream.create(backend, device)
+        stream.keep_forever()
+    weakref.finalize(owner, idle.append, stream).atexit = False
+    return stream
+
+
 class Streams(ABC):
     """One compute stream for all forwards (I1), one stream per copy direction; nothing runs on the
     default stream.
     """
 
-    def __init__(self, backend: str, device: int, compute: _C.Stream | None = None) -> None:
+    def __init__(
+        self,
+        backend: str,
+        device: int,
+        compute: _C.Stream | None = None,
+        in_copy: _C.Stream | None = None,
+    ) -> None:
+        """None: one of its own."""
         self.backend = backend
         self.device = device
         self.compute = compute if compute is not None else _C.Stream.create(backend, device)
-        self.in_copy = _C.Stream.create(backend, device)
+        self.in_copy = in_copy if in_copy is not None else _C.Stream.create(backend, device)
         self.out_copy = _C.Stream.create(backend, device)
         if self.compute.id:
             ids = self.compute.id, self.in_copy.id, self.out_copy.id
@@ -90,7 +120,7 @@ class CudaStreams(Streams):
         if stream is not None:
             _check_stream(stream, index)
             wrapped = _C.Stream.wrap(stream.cuda_stream, index)
-        super().__init__("cuda", index, wrapped)
+        super().__init__("cuda", index, wrapped, lasting_stream(self, "cuda", index))
         if stream is None:
             stream = torch.cuda.ExternalStream(self.compute.handle, device=index)
         self._torch = stream

@@ -49,7 +49,8 @@ class Sequence:
             log (`follow`, `settle`).
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
-        limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
+        limit: what its length cap is: "max_new_tokens", "max_objects", or "max_len" where the
+            context leaves less.
         embeds: [n, hidden], in host memory: those of its prompt, in order; None once it has ended.
             In the prompt's ids each has a negative number that says its content, so that pages are
             shared by content.

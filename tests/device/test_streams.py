@@ -234,6 +234,30 @@ print("end of the program", flush=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end of the program\nworked\n", "")
 
 
+def test_a_stream_that_is_kept_forever_is_not_destroyed():
+    """Told by its thread; nor does it keep the process from its end."""
+    program = """
+import os
+from photon_ext import _C
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+before = threads()
+stream = _C.Stream.create("host")
+del stream
+print(threads() - before)
+stream = _C.Stream.create("host")
+stream.keep_forever()
+del stream
+print(threads() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n1\n", "")
+
+
 def test_misuse_is_explained(stream, backend, kernels):
     other = "inline" if backend == "host" else "host"
     with pytest.raises(ValueError, match="backend is 'gpu', expected 'cuda', 'host' or 'inline'"):

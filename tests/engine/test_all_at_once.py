@@ -1,7 +1,7 @@
 """Requests that ask for several things at once: adapters, forms of answers on the device and on the
-host, log-probabilities of prompts and answers, penalties, several answers, embeddings in prompts.
-Each has what it has alone, also where pages, slots and places are few, so that rows lose them and
-come back.
+host, log-probabilities of prompts and answers, penalties, several answers, embeddings in prompts,
+objects. Each has what it has alone, also where pages, slots and places are few, so that rows lose
+them and come back.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from photon_ext.engine import Engine
 from photon_ext.engine.output import Output
 from photon_ext.engine.prompts import Prompt
+from photon_ext.engine.request_options import RequestKeywords
 from photon_ext.models.loader import LoadedModel, load_model
 from photon_ext.runtime import TokenLogprobs
 from photon_ext.sampling import SamplingParams
@@ -24,6 +25,7 @@ from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.test_embeds import image_of
 from tests.engine.test_engine_models import prompt_of
 from tests.models.adapters import adapter_tensors, saved_adapter
+from tests.models.regions import random_heads
 from tests.models.tiny import VOCAB, saved_tiny_model
 
 WORD = {"regex": "[a-z]{24,30}"}  # on the device
@@ -37,6 +39,7 @@ class Asked(NamedTuple):
     params: dict[str, Any]
     lora: str | None = None
     image: int = 0
+    options: RequestKeywords | None = None
 
 
 ASKED = (
@@ -45,7 +48,8 @@ ASKED = (
     Asked(14, {"temperature": 1.5, "repetition_penalty": 1.4, "min_tokens": 5, **WORD}),
     Asked(9, {"temperature": 1.0, "frequency_penalty": 0.7, "prompt_logprobs": 0}, "two"),
     Asked(3, {"temperature": 1.0, "logprobs": 1, "presence_penalty": 0.5, **WORD}, "one", 11),
-    Asked(4, {"frequency_penalty": 0.7}, None, 9),
+    Asked(4, {"frequency_penalty": 0.7}, "two", 9, {"skill": "detect", "max_objects": 7}),
+    Asked(5, {"temperature": 1.0}, None, 9, {"skill": "point", "max_objects": 9}),
     Asked(14, {"top_k": 9, "temperature": 1.0, "logit_bias": {40: 3.0}, "stop": ["Q", "zz"]}),
 )
 
@@ -71,8 +75,10 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
 def engine_of(parts: Parts, **options: Any) -> Engine:
     sizes = {"max_rows": 6, "max_len": 64, "page_size": 4, "chunk": 9, "automata_mib": 1}
     (config, weights, _), options = parts.model, {**sizes, **options}
-    options |= {"penalties": True, "embeds_tokens": 12}
-    engine = Engine.from_weights(config, weights, byte_tokenizer(), **options)
+    heads = random_heads(config.hidden)
+    engine = Engine.from_weights(
+        config, weights, byte_tokenizer(), None, heads, penalties=True, embeds_tokens=12, **options
+    )
     for name, path in parts.adapters.items():
         engine.load_lora(name, path)
     return engine
@@ -80,12 +86,12 @@ def engine_of(parts: Parts, **options: Any) -> Engine:
 
 def answers(engine: Engine, together: bool) -> list[Output]:
     found = []
-    for seed, (length, params, lora, image) in enumerate(ASKED):
+    for seed, (length, params, lora, image, options) in enumerate(ASKED):
         own = SamplingParams(30, seed=10 * seed, ignore_eos=True, **params)
         prompt: Prompt = prompt_of(length, VOCAB)
         if image:
             prompt = {"prompt_embeds": [image_of(64, image), prompt]}
-        found += engine.submit(prompt, own, n=2, lora=lora)
+        found += engine.submit(prompt, own, n=2, lora=lora, **options or {})
         if not together:
             for request in found:
                 request.result()
@@ -118,7 +124,7 @@ def test_each_has_what_it_has_alone(
     for output, expected in zip(found, alone, strict=True):
         assert output.error is None
         assert output.token_ids == expected.token_ids
-        assert output.text == expected.text
+        assert (output.text, output.objects) == (expected.text, expected.objects)
         assert output.stop_reason == expected.stop_reason
         assert output.constraint_on == expected.constraint_on
         assert_close(output.logprobs, expected.logprobs)
@@ -128,8 +134,9 @@ def test_each_has_what_it_has_alone(
         True,
         False,
         True,
-        *[False] * 3,
+        *[False] * 4,
     ]
     assert {str(output.constraint_on)[:6] for output in found} == {"device", "host: ", "None"}
+    assert [len(output.objects) for output in found[10:14]] == [7, 7, 9, 9]
     assert engine._scheduler._pager._embeds.free == 12
     assert stats.automata_held == stats.pages_held == stats.rows_held == 0

@@ -173,7 +173,7 @@ def test_a_damaged_model_is_refused(
             {"max_row": 4},
             ConfigError,
             "an engine has no option 'max_row'; did you mean max_rows.* There are model, device, "
-            "dtype, vision, max_r",
+            "dtype, vision, region, max_r",
         ),
         ({"devise": "cpu"}, ConfigError, "an engine has no option 'devise'; did you mean device"),
         (

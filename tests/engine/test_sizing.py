@@ -9,6 +9,7 @@ from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.lora import LoraShape
+from photon_ext.models.region import RegionConfig
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -26,11 +27,15 @@ TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, flo
 
 
 def size(
-    monkeypatch: pytest.MonkeyPatch, memory: int, device: torch.device = CPU, **options: object
+    monkeypatch: pytest.MonkeyPatch,
+    memory: int,
+    device: torch.device = CPU,
+    region: RegionConfig | None = None,
+    **options: object,
 ) -> EngineSize:
     monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
     chosen = EngineOptions(**{"automata_mib": 0, **options})
-    return size_engine(chosen, CONFIG, torch.float32, device)
+    return size_engine(chosen, CONFIG, torch.float32, device, region)
 
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,11 +192,14 @@ def test_slots_of_adapters_take_their_memory_from_the_pages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sizes = {"max_rows": 4, "max_len": 100, "chunk": 8, "prefill": "separate", "penalties": False}
-    memory, plain = 2**20, size(monkeypatch, 2**20, **sizes)
+    memory = 2**17 - 2**12  # less than all rows could fill
+    plain = size(monkeypatch, memory, **sizes)
     slot = LoraShape(CONFIG, 9).words * 4
     shrunk = 8 * 3 * 16 * 4  # tokens, parts of q/k/v, the rank as it is padded, float32
-    with_slots = size(monkeypatch, memory + 2 * slot + shrunk, lora_slots=2, lora_rank=9, **sizes)
-    assert with_slots == plain
+    needed = 2 * slot + shrunk
+    slots = {"lora_slots": 2, "lora_rank": 9}
+    assert size(monkeypatch, memory + needed, **slots, **sizes) == plain
+    assert size(monkeypatch, memory + needed - 2**12, **slots, **sizes) != plain
     with pytest.raises(ConfigError, match="lower lora_slots"):
         size(monkeypatch, memory, lora_slots=100, lora_rank=9, **sizes)
 
@@ -205,3 +213,12 @@ def test_places_of_embeddings_take_their_memory_from_the_pages(
     assert size(monkeypatch, memory + places, embeds_tokens=7, **sizes) == plain
     with pytest.raises(ConfigError, match="can be used on cpu: lower embeds_tokens"):
         size(monkeypatch, memory, embeds_tokens=10**6, **sizes)
+
+
+def test_region_heads_take_their_memory_from_the_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"max_rows": 4, "max_len": 100, "chunk": 8, "prefill": "separate", "penalties": False}
+    memory, region = 2**17 - 2**12, RegionConfig(CONFIG.hidden, 32, 8, 12)
+    plain = size(monkeypatch, memory, **sizes)
+    assert size(monkeypatch, memory, region=region, **sizes).num_pages < plain.num_pages
+    needed = region.step_bytes(plain.max_step_tokens, plain.max_segments, 4)
+    assert size(monkeypatch, memory + needed, region=region, **sizes) == plain

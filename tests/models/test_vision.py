@@ -139,7 +139,7 @@ def test_a_file_that_is_not_the_encoders_is_refused(damage: str, tmp_path: Path)
         path.write_bytes(path.read_bytes()[:1000])
     if damage == "absent":
         path.unlink()
-    with pytest.raises(ModelError, match=re.escape(f"{path}: it does not hold the encoder")):
+    with pytest.raises(ModelError, match=re.escape(f"{path}: it does not hold the VisionEncoder")):
         load_vision(path, CONFIG)
 
 

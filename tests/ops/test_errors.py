@@ -125,6 +125,15 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             "first_rows is 5, expected so many of the 10 rows of b that the rest is 2 equal parts",
         ),
         (
+            "spatial_features_into",
+            {0: lambda x: x[:, :11].contiguous()},
+            "out has shape [3, 11], expected dimension 1 to be at least 12",
+        ),
+        ("spatial_features_into", {1: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
+        ("spatial_features_into", {5: 1}, "vocab is 40 and there are 1 bins, expected"),
+        ("choose_value_", {1: narrower}, "logits has 14 columns, expected 3 x bins"),
+        ("choose_value_", {4: 2**31 - 1}, "vocab is 2147483647 and there are 5 bins, expected"),
+        (
             "norm_linear_into",
             {1: torch.Tensor.flatten},
             "x has shape [18], expected 2 dimensions [tokens, k]",

@@ -192,6 +192,21 @@ def lora_expand(device: str, size: int) -> Arguments:
     return out, h, floats(2, 10, 2, device=device, seed=1), *lora_rows(device, size), 4
 
 
+def spatial_features(device: str, size: int) -> Arguments:
+    meta, _ = tokens_and_segments([(row, 2, 1) for row in range(1, size + 1)], device)
+    meta[:, 0] = torch.arange(size) * 3 + 38
+    out, turns = floats(size, 14, device=device), floats(2, 3, device=device, seed=1)
+    return out, meta, floats(2, device=device, seed=2), turns, 40, 5
+
+
+def choose_value(device: str, size: int) -> Arguments:
+    rows = {row: {RowColumn.OBJECT_VALUES: row % 4} for row in range(1, size + 1)}
+    segments = [[row, row - 1, 1, 1] for row in rows]
+    step = empty_step(device, row_state(device, rows, size + 1), segments, size)
+    sampled = torch.zeros(size, dtype=torch.int32, device=device)
+    return sampled, floats(size, 15, device=device), step.segments, step.tables, 40
+
+
 def attention_parts(device: str, size: int) -> dict[str, Any]:
     cache = paged_cache(size + 1, 2, 4, 2, 8, torch.float32, device)
     cache.k.fill_(0.5)
@@ -271,6 +286,8 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "norm_swiglu_into": norm_swiglu,
     "lora_shrink_into": lora_shrink,
     "lora_expand_": lora_expand,
+    "spatial_features_into": spatial_features,
+    "choose_value_": choose_value,
     "rope_append_kv_": rope_append_kv,
     "paged_attention_into": paged_attention,
     "fused_attention_decode_into": fused_attention_decode,

@@ -111,6 +111,7 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
         "logprobs": (4, {"kRowLogprobs": 5}),
         "logprobs_mode": ("processed", {}),  # with logprobs alone
         "prompt_logprobs": (4, {}),  # the host's alone
+        "object_values": (3, {"kRowObjectValues": 3}),
     }
     assert set(words) == set(FIELDS)
     base = row_words(RowParams(**least), 0)

@@ -258,10 +258,12 @@ def test_i10_a_key_holds_the_shape_and_graphs_are_a_fixed_set() -> None:
     )
     asked = requests(20, 7)
     assert driver.run(*asked) == [MODEL.generate(request) for request in asked]
-    assert StepKey._fields == ("decode_rows", "chunk_tokens", "chunks", "split", "lora", "scored")
+    sizes, features = StepKey._fields[:3], StepKey._fields[3:]
+    assert sizes == ("decode_rows", "chunk_tokens", "chunks")
+    assert features == ("split", "lora", "scored", "spatial")
     decode = {StepKey(bucket, 0, 0, split) for bucket in (1, 2, 5) for split in (False, True)}
-    sizes = (4, 4), (8, 5)  # a chunk has a token, and a row one chunk
-    prefill = {StepKey(0, *size, split) for size in sizes for split in (False, True)}
+    chunks = (4, 4), (8, 5)  # a chunk has a token, and a row one chunk
+    prefill = {StepKey(0, *size, split) for size in chunks for split in (False, True)}
     assert keys <= decode | prefill
     assert len(keys & decode) > 3
     assert len(keys & prefill) > 2

@@ -118,8 +118,16 @@ def test_where_empty_segments_cost_time_steps_have_room_for_few_chunks() -> None
     assert keys.max_segments == 64 + 16
 
 
-def test_steps_with_adapters_have_keys_of_their_own_where_rows_may_have_some() -> None:
-    plain, both = made(), made(lora=True)
-    assert set(both.all()) == {key._replace(lora=lora) for key in plain.all() for lora in (0, 1)}
-    assert both.find(3, 4, 1, False, True) == StepKey(8, 4, 4, False, True)
+@pytest.mark.parametrize("feature", ["lora", "spatial"])
+def test_steps_with_a_feature_have_keys_of_their_own_where_rows_may_have_it(feature: str) -> None:
+    plain, both, own = made(), made(**{feature: True}), {feature: True}
+    expected = {key._replace(**{feature: on}) for key in plain.all() for on in (False, True)}
+    assert set(both.all()) == expected
+    assert both.find(3, 4, 1, False, **own) == StepKey(8, 4, 4, False, **own)
     assert both.find(3, 4, 1, False) == plain.find(3, 4, 1, False) == StepKey(8, 4, 4, False)
+
+
+def test_adapters_and_objects_in_one_step_have_keys_too() -> None:
+    both = made(lora=True, spatial=True)
+    assert len(set(both.all())) == 4 * len(made().all())
+    assert both.find(3, 4, 1, True, True, True) == StepKey(8, 4, 4, True, True, spatial=True)

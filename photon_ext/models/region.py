@@ -1,0 +1,214 @@
+"""RegionHeads: what lets a decoder point at things: heads that read a coordinate or a size from the
+hidden state, and encoders that make embeddings of them for the next input.
+
+A value is a number of bins, told apart by its id: the ids behind the vocabulary are coordinates,
+then sizes (`ops.spatial_features_into` says which).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from photon_ext import ops
+from photon_ext.errors import ConfigError, shown
+from photon_ext.models.loader import checked_dtype
+from photon_ext.models.module_file import load_module
+from photon_ext.models.weights import Linear
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.step import StepTensors
+
+MOST_BINS = 4096
+PROMPTS = {
+    "point": "\n\nPoint: {}\n\n",
+    "detect": "\n\nDetect: {}\n\n",
+    "segment": "\n\nSegment: {}\n\n",
+}
+
+
+@dataclass(frozen=True)
+class RegionConfig:
+    """The shape of region heads. ConfigError: it cannot be.
+
+    Attributes:
+        hidden: width of the decoder.
+        bins: values that a coordinate, a width or a height may have.
+        coordinate_features, size_features: Fourier features of each: half of them cosines.
+        prompts: by skill, the text behind the image, with {} for what is asked for.
+    """
+
+    hidden: int = 2048
+    bins: int = 1024
+    coordinate_features: int = 256
+    size_features: int = 512
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(PROMPTS))
+
+    def __post_init__(self) -> None:
+        sizes = {name: value for name, value in vars(self).items() if name != "prompts"}
+        for name, value in sizes.items():
+            if not isinstance(value, int) or value < 2 or (name.endswith("features") and value % 2):
+                even = "an even integer" if name.endswith("features") else "an integer"
+                raise ConfigError(f"RegionConfig: {name} is {value!r}, expected {even} from 2 on")
+        if not isinstance(self.prompts, Mapping):
+            raise ConfigError(
+                f"RegionConfig: prompts is {shown(self.prompts)}, expected a text for each of "
+                f"{', '.join(PROMPTS)}"
+            )
+        missing = [name for name in PROMPTS if not isinstance(self.prompts.get(name), str)]
+        if missing:
+            raise ConfigError(f"RegionConfig: prompts has none for {', '.join(missing)}")
+        if self.bins > MOST_BINS:
+            raise ConfigError(f"RegionConfig: bins is {self.bins}, expected {MOST_BINS} at most")
+
+    @property
+    def value_ids(self) -> int:
+        """Ids behind the vocabulary."""
+        return self.bins + self.bins**2
+
+    @property
+    def features(self) -> int:
+        """Numbers of a value's features, with one for each kind of value, in whole vectors."""
+        return -(-(self.coordinate_features + self.size_features + 2) // 8) * 8
+
+    def step_bytes(self, tokens: int, segments: int, itemsize: int) -> int:
+        """Device memory of RegionSteps, where a number of the model has so many bytes."""
+        head = 3 * self.bins * (self.hidden + 1 + segments)
+        numbers = head + self.features * (self.hidden + tokens)
+        return itemsize * numbers + 4 * (self.coordinate_features // 2 + self.size_features)
+
+
+class RegionHeads(nn.Module):
+    """The parameters, float32 for frequencies and `dtype` for the rest. `load_state_dict` fills
+    them by name, `load_region` from a file.
+    """
+
+    coord_features: Tensor  # [1, coordinate_features / 2]: turns of each wave from 0 to 1
+    size_features: Tensor  # [2, size_features / 2]: of width and height
+
+    def __init__(
+        self,
+        config: RegionConfig,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """With torch's random weights."""
+        super().__init__()
+        self.config = config
+        coordinate, size = config.coordinate_features, config.size_features
+        with torch.device(device):
+            self.coord_decoder = nn.Linear(config.hidden, config.bins, dtype=dtype)
+            self.size_decoder = nn.Linear(config.hidden, 2 * config.bins, dtype=dtype)
+            self.coord_encoder = nn.Linear(coordinate, config.hidden, dtype=dtype)
+            self.size_encoder = nn.Linear(size, config.hidden, dtype=dtype)
+            self.register_buffer("coord_features", torch.randn(1, coordinate // 2))
+            self.register_buffer("size_features", torch.randn(2, size // 2))
+        self.requires_grad_(False).eval()
+
+
+class RegionSteps:
+    """What a decoder does with region heads in a step: their weights joined, and buffers of fixed
+    addresses.
+
+    Attributes:
+        head: of the logits of coordinates, widths and heights.
+        nbytes: device memory of all.
+    """
+
+    def __init__(
+        self, heads: RegionHeads, vocab: int, max_tokens: int, max_segments: int, like: Tensor
+    ) -> None:
+        """For steps up to these sizes; `like`: the embeddings of the `vocab` tokens. Raises
+        ConfigError: the heads are of another width, or not finite, or there are more ids than int32
+        holds.
+        """
+        config, hidden = heads.config, like.shape[1]
+        _check_finite(heads, like.dtype)
+        if config.hidden != hidden:
+            raise ConfigError(
+                f"the region heads are for a decoder of width {config.hidden}, and this one is "
+                f"{hidden} wide; give those that were made for it"
+            )
+        if vocab + config.value_ids >= 2**31:
+            raise ConfigError(f"a vocabulary of {vocab} leaves no ids for {config.bins} bins")
+        parts = heads.coord_encoder, heads.size_encoder
+        encoder = torch.cat(
+            [*(part.weight for part in parts), *(part.bias[:, None] for part in parts)], dim=1
+        )
+        padding = config.features - encoder.shape[1]
+        self._encoder = nn.functional.pad(encoder, (0, padding)).to(like).contiguous()
+        decoders = heads.coord_decoder, heads.size_decoder
+        self.head = Linear(
+            torch.cat([part.weight for part in decoders]).to(like),
+            torch.cat([part.bias for part in decoders]).to(like),
+        )
+        self._frequencies = (
+            heads.coord_features[0].to(like.device, torch.float32).contiguous(),
+            heads.size_features.to(like.device, torch.float32).contiguous(),
+        )
+        self._features = like.new_zeros(max_tokens, config.features)
+        self._logits = like.new_zeros(max_segments, 3 * config.bins)
+        self._ids = vocab, config.bins
+        tensors = *self.head, self._encoder, self._features, self._logits, *self._frequencies
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def embed(self, residual: Tensor, step: StepTensors) -> None:
+        """Adds the embeddings of the tokens that are values to `residual` [T, hidden], where the
+        embedding op has left zeros for them.
+        """
+        features = self._features[: len(residual)]
+        ops.spatial_features_into(features, step.decode_meta, *self._frequencies, *self._ids)
+        ops.linear_residual_(residual, features, self._encoder)
+
+    def logits(self, segments: int) -> Tensor:
+        """The buffer of a step's `value_logits`."""
+        return self._logits[:segments]
+
+
+def checked_config(heads: object) -> RegionConfig | None:
+    """The shape of what an engine is given as its region heads. Raises ConfigError: they are
+    neither None nor RegionHeads.
+    """
+    if heads is None:
+        return None
+    if not isinstance(heads, RegionHeads):
+        raise ConfigError(
+            f"region is {shown(heads)}; give RegionHeads, for instance those of load_region()"
+        )
+    return heads.config
+
+
+def _check_finite(heads: RegionHeads, dtype: torch.dtype) -> None:
+    """The encoder adds zeros to each token that is no value, which become NaN by such weights."""
+    for name, value in heads.state_dict().items():
+        if not value.to(dtype).isfinite().all():
+            raise ConfigError(
+                f"{name} of the region heads holds NaN or infinity in "
+                f"{str(dtype).removeprefix('torch.')}, which all rows of a step would get; give "
+                "heads of finite weights"
+            )
+
+
+def load_region(
+    path: str | Path,
+    config: RegionConfig | None = None,
+    dtype: torch.dtype | str = torch.float32,
+    device: torch.device | str = "cpu",
+    prefix: str = "model.region.",
+) -> RegionHeads:
+    """Heads with the weights of a safetensors file: those whose names begin with `prefix`.
+
+    `dtype`: torch's, or its name.
+
+    Raises ModelError: the file cannot be read, or its tensors are not those of the config;
+    ConfigError: the kernels do not know the dtype.
+    """
+    heads = RegionHeads(config or RegionConfig(), checked_dtype(dtype) or torch.float32, device)
+    load_module(heads, path, prefix)
+    return heads
