@@ -210,15 +210,13 @@ template <int kHeadDim, int kHalves, bool kMany>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
                               const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
-  using Ranges = CtaRanges<kMany>;
   using Ring = KvRing<kHeadDim, kMany>;
   SplitShared<kHeadDim, kHalves>& shared =
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
   const CtaSplits share = CtaSplits::of_cta<kMany>(grid, own);
-  unsigned char* const own_tile = shared.ring.slots[0][Shape::warp()];  // not requested yet
-  Ranges ranges(grid, share, *reinterpret_cast<unsigned (*)[Ranges::kClasses]>(own_tile));
+  const CtaRanges<kMany> ranges(grid, share, shared.reduction.order);
   const RangeCursor first = ranges.first(own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
   if (grid.rank_bits > 0) reduction.open();
@@ -369,8 +367,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                              bits,
                              ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
                              SplitShape<kHeadDim>::kItemBits,
-                             kSlackTokens,
-                             bits == 0};
+                             kSlackTokens};
   const auto kernel = p.tokens > kWarpSize ? split_attention_kernel<kHeadDim, kHalves, true>
                                            : split_attention_kernel<kHeadDim, kHalves, false>;
   return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),

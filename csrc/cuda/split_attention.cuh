@@ -118,12 +118,16 @@ __device__ void clear_dead_tokens(const SplitGrid& grid) {
 }
 
 // Where a CTA receives what the CTAs of its cluster send to it, for each split of a split-KV group:
-// the sums of some dims, of which a place holds a pair, and the weights.
+// the sums of some dims, of which a place holds a pair, and the weights. Where no cluster has a
+// split-KV group, the tokens' order has the place of the sums.
 template <int kQueries, int kPlaces>
 struct ReductionMemory {
   Barrier arrived;
   Weight weights[kFewSplits][kQueries];
-  float2 sums[kFewSplits][kPlaces];
+  union {
+    float2 sums[kFewSplits][kPlaces];
+    TokenOrder order;
+  };
 };
 
 // The CTA's shared memory: what its warps leave for each other.

@@ -38,7 +38,6 @@ struct SplitGrid {
   int item_bits;          // log2 of a work item's positions
   unsigned slack;         // work items more than in an even division that a CTA may take with whole
                           // split-KV groups, which saves a reduction
-  bool is_longest_first;  // whole split-KV groups are dealt out by length (split_ranges.cuh)
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;
@@ -60,7 +59,7 @@ struct SplitGrid {
 // The lengths of many tokens, a lane's 32 tokens apart, all requested before one is looked at; 0
 // where there is no token.
 struct LaneLengths {
-  static constexpr int kOfLane = 4, kTokens = kOfLane * kWarpSize;
+  static constexpr int kOfLane = 2, kTokens = kOfLane * kWarpSize;
 
   int32_t of[kOfLane];
 
