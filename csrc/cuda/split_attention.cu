@@ -215,9 +215,11 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
-  const CtaSplits share = CtaSplits::of_cta<kMany>(grid, own);
+  const CtaSplits computed = CtaSplits::of_cta<kMany>(grid, own);
+  CtaRanges<kMany>::sort(grid, computed, shared.reduction.order);
+  const RangeCursor first = CtaRanges<kMany>(grid, computed, shared.reduction.order).first(own);
+  const CtaSplits& share = kMany ? computed.kept_in(shared.shares[Shape::warp()]) : computed;
   const CtaRanges<kMany> ranges(grid, share, shared.reduction.order);
-  const RangeCursor first = ranges.first(own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
   if (grid.rank_bits > 0) reduction.open();
   Ring ring(grid, ranges, first, shared.ring);

@@ -12,9 +12,11 @@ class CtaRanges {
  public:
   // All threads of the CTA must call it. `order` is shared memory that nobody else writes.
   __device__ CtaRanges(const SplitGrid& grid, const CtaSplits& share, TokenOrder& order)
-      : grid_(grid), share_(share), order_(order) {
-    if (!takes_turns() || share_.is_equal) return;
-    if (threadIdx.x < kWarpSize) order_.sort(grid_);
+      : grid_(grid), share_(share), order_(order) {}
+
+  static __device__ void sort(const SplitGrid& grid, const CtaSplits& share, TokenOrder& order) {
+    if (!(kMany && share.of_split_groups) || share.is_equal) return;
+    if (threadIdx.x < kWarpSize) order.sort(grid);
     __syncthreads();
   }
 

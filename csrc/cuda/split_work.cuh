@@ -111,6 +111,13 @@ struct CtaSplits {
             live < static_cast<unsigned>(grid.tokens)};
   }
 
+  // The same in shared memory of the warp, where it takes no register through the loop.
+  __device__ const CtaSplits& kept_in(CtaSplits& place) const {
+    if (threadIdx.x % kWarpSize == 0) place = *this;
+    __syncwarp();
+    return place;
+  }
+
   // How much of a share a split-KV group is, in the units of `each`.
   __device__ unsigned size_of(unsigned items) const {
     return of_split_groups ? min(items, 1u) : items;
