@@ -216,7 +216,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
   const CtaSplits computed = CtaSplits::of_cta<kMany>(grid, own);
-  CtaRanges<kMany>::sort(grid, computed, shared.reduction.order);
+  CtaRanges<kMany>::make_order(grid, computed, shared.reduction.order);
   const RangeCursor first = CtaRanges<kMany>(grid, computed, shared.reduction.order).first(own);
   const CtaSplits& share = kMany ? computed.kept_in(shared.shares[Shape::warp()]) : computed;
   const CtaRanges<kMany> ranges(grid, share, shared.reduction.order);
@@ -365,11 +365,9 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   shape.cluster = 1u << bits;
   shape.shared_bytes = kSmallerBlock;
   shape.pdl = p.pdl;
-  const Division division = {shape.blocks,
-                             bits,
+  const Division division = {shape.blocks, bits,
                              ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
-                             SplitShape<kHeadDim>::kItemBits,
-                             kSlackTokens};
+                             SplitShape<kHeadDim>::kItemBits, kSlackTokens};
   const auto kernel = p.tokens > kWarpSize ? split_attention_kernel<kHeadDim, kHalves, true>
                                            : split_attention_kernel<kHeadDim, kHalves, false>;
   return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),

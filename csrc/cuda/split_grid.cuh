@@ -33,11 +33,11 @@ struct SplitGrid {
   Divisor tiles;               // split-KV groups of a KV head
   Divisor splits;              // of a long context
   Divisor blocks;              // of the launch
-  Divisor rank_pieces;    // of a query's sums, that a rank merges at most (split_reduction.cuh)
-  int rank_bits;          // log2 of a cluster's CTAs
-  int item_bits;          // log2 of a work item's positions
-  unsigned slack;         // work items more than in an even division that a CTA may take with whole
-                          // split-KV groups, which saves a reduction
+  Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
+  int rank_bits;        // log2 of a cluster's CTAs
+  int item_bits;        // log2 of a work item's positions
+  unsigned slack;       // work items more than in an even division that a CTA may take with whole
+                        // split-KV groups, which saves a reduction
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;

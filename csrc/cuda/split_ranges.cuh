@@ -10,19 +10,21 @@ namespace photon::cuda {
 template <bool kMany>
 class CtaRanges {
  public:
-  // All threads of the CTA must call it. `order` is shared memory that nobody else writes.
-  __device__ CtaRanges(const SplitGrid& grid, const CtaSplits& share, TokenOrder& order)
-      : grid_(grid), share_(share), order_(order) {}
-
-  static __device__ void sort(const SplitGrid& grid, const CtaSplits& share, TokenOrder& order) {
-    if (!(kMany && share.of_split_groups) || share.is_equal) return;
+  // Comes first, where lengths differ. All threads of the CTA must call it. `order` is shared
+  // memory that nobody else writes.
+  __device__ static void make_order(const SplitGrid& grid, const CtaSplits& share,
+                                    TokenOrder& order) {
+    if (!takes_turns(share) || share.is_equal) return;
     if (threadIdx.x < kWarpSize) order.sort(grid);
     __syncthreads();
   }
 
+  __device__ CtaRanges(const SplitGrid& grid, const CtaSplits& share, const TokenOrder& order)
+      : grid_(grid), share_(share), order_(order) {}
+
   __device__ RangeCursor first(const TokenCut& own) const {
     RangeCursor range;
-    if (takes_turns()) {
+    if (takes_turns(share_)) {
       open_turn(range, 0);
     } else {
       range.seek<kMany>(grid_, share_, own);
@@ -31,7 +33,7 @@ class CtaRanges {
   }
 
   __device__ void advance(RangeCursor& range) const {
-    if (takes_turns()) {
+    if (takes_turns(share_)) {
       open_turn(range, range.turn + 1);
     } else {
       range.next(grid_, share_);
@@ -42,7 +44,9 @@ class CtaRanges {
   __device__ int ranges_of(const RangeCursor& range) const { return range.ranges(share_); }
 
  private:
-  __device__ bool takes_turns() const { return kMany && share_.of_split_groups; }
+  __device__ static bool takes_turns(const CtaSplits& share) {
+    return kMany && share.of_split_groups;
+  }
 
   // CTA c of n takes number c, then 2n - 1 - c, 2n + c and so on.
   __device__ void open_turn(RangeCursor& range, unsigned turn) const {
@@ -61,7 +65,7 @@ class CtaRanges {
 
   const SplitGrid& grid_;
   const CtaSplits& share_;
-  TokenOrder& order_;
+  const TokenOrder& order_;
 };
 
 }  // namespace photon::cuda

@@ -97,7 +97,8 @@ struct CtaSplits {
         divide_each(grid, __reduce_add_sync(kFullWarp, items) * grid.token_split_groups.of);
     const unsigned each_split_groups = divide_each(grid, live * grid.token_split_groups.of);
     const bool in_clusters =
-        grid.rank_bits > 0 && fits_cluster(grid, __reduce_max_sync(kFullWarp, rank_items), each_items);
+        grid.rank_bits > 0 &&
+        fits_cluster(grid, __reduce_max_sync(kFullWarp, rank_items), each_items);
     const bool of_split_groups =
         uint64_t{__reduce_max_sync(kFullWarp, own.items)} * each_split_groups <=
         each_items + grid.slack;

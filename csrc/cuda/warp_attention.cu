@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(kWarpSize, kSmWarps)
   shared.open(tensors);
   TokenCut own;
   const CtaSplits share = CtaSplits::of_cta<true>(grid, own);
+  CtaRanges<true>::make_order(grid, share, shared.order);
   const CtaRanges<true> ranges(grid, share, shared.order);
   TileLoader<kHeadDim> loader(grid, tensors, ranges, ranges.first(own), shared);
   LoneWarp<kHeadDim>(rope, scale, grid, partials, ranges, loader, shared).attend();
