@@ -1,4 +1,4 @@
-// What a launch of split attention has worked out for its CTAs, and the lengths of its tokens.
+// What a launch of split attention has worked out for its CTAs.
 #pragma once
 #include "cuda/divisor.cuh"
 #include "cuda/split_cache.cuh"
@@ -53,29 +53,6 @@ struct SplitGrid {
   // Positions that a token attends to, if it is live.
   __device__ int32_t kv_len(int token) const {
     return cache.kv_len(load_token(decode_meta, token));
-  }
-};
-
-// The lengths of many tokens, a lane's 32 tokens apart, all requested before one is looked at; 0
-// where there is no token.
-struct LaneLengths {
-  static constexpr int kOfLane = 2, kTokens = kOfLane * kWarpSize;
-
-  int32_t of[kOfLane];
-
-  __device__ LaneLengths(const SplitGrid& grid, int from) {
-    Token tokens[kOfLane];
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j)
-      tokens[j] = load_token(grid.decode_meta, min(index(from, j), grid.tokens - 1));
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j)
-      of[j] = index(from, j) < grid.tokens ? grid.cache.kv_len(tokens[j]) : 0;
-  }
-
- private:
-  __device__ static int index(int from, int j) {
-    return from + j * kWarpSize + static_cast<int>(threadIdx.x % kWarpSize);
   }
 };
 

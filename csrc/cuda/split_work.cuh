@@ -72,11 +72,12 @@ struct CtaSplits {
   // saves the reduction in global memory.
   static constexpr unsigned kClusterTokens = 256;
 
-  unsigned each, begin, end;  // in work items; or in split-KV groups
-  bool in_clusters;           // a cluster has a split-KV group
-  bool of_split_groups;       // a CTA has whole split-KV groups
-  bool is_equal;              // all contexts have as many work items; known of many tokens alone
-  bool has_dead;              // there are tokens that attend to nothing
+  // In work items; or in split-KV groups, of which with many tokens the end is that of all shares.
+  unsigned each, begin, end;
+  bool in_clusters;      // a cluster has a split-KV group
+  bool of_split_groups;  // a CTA has whole split-KV groups
+  bool is_equal;         // all contexts have as many work items; known of many tokens alone
+  bool has_dead;         // there are tokens that attend to nothing
 
   // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
   // each lane gets the cut of its token in it.
@@ -126,19 +127,21 @@ struct CtaSplits {
 
  private:
   // The same for more tokens than lanes. Few instructions, because each of them is fetched from L2
-  // before the first page is requested.
+  // before the first page is requested; and two tokens are requested before one is looked at.
   __device__ static CtaSplits of_many(const SplitGrid& grid) {
     unsigned items = 0, live = 0;
     int32_t longest = 0;
+    const auto add = [&](int32_t length) {
+      items += grid.items_of(length);
+      live += length > 0 ? 1 : 0;
+      longest = max(longest, length);
+    };
 #pragma unroll 1
-    for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
-      const LaneLengths lengths(grid, from);
-#pragma unroll
-      for (const int32_t length : lengths.of) {
-        items += grid.items_of(length);
-        live += length > 0 ? 1 : 0;
-        longest = max(longest, length);
-      }
+    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += 2 * kWarpSize) {
+      const int32_t first = grid.kv_len(i),
+                    other = grid.kv_len(min(i + kWarpSize, grid.tokens - 1));
+      add(first);
+      add(i + kWarpSize < grid.tokens ? other : 0);
     }
     items = __reduce_add_sync(kFullWarp, items);
     live = __reduce_add_sync(kFullWarp, live);
