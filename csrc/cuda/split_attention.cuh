@@ -122,6 +122,8 @@ __device__ void clear_dead_tokens(const SplitGrid& grid) {
 // split-KV group, the tokens' order has the place of the sums.
 template <int kQueries, int kPlaces>
 struct ReductionMemory {
+  static_assert(sizeof(TokenOrder) <= kFewSplits * kPlaces * sizeof(float2));
+
   Barrier arrived;
   Weight weights[kFewSplits][kQueries];
   union {

@@ -8,7 +8,8 @@ namespace photon::cuda {
 // In shared memory. Tokens with as many work items are of one class and stand in the order of their
 // indices, so that all CTAs have the same order. Dead tokens have no place.
 struct TokenOrder {
-  static constexpr int kTokens = 448, kClasses = kWarpSize;  // the last class has one work item
+  // As many tokens as 1 KiB holds (ReductionMemory). The last class has one work item.
+  static constexpr int kTokens = 448, kClasses = kWarpSize;
 
   unsigned places[kClasses];  // while sorting: tokens of a class, then where the next one goes
   uint16_t tokens[kTokens];
