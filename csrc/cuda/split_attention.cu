@@ -210,16 +210,16 @@ template <int kHeadDim, int kHalves, bool kMany>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
                               const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
-  using Ranges = CtaRanges<kMany>;
   using Ring = KvRing<kHeadDim, kMany>;
   SplitShared<kHeadDim, kHalves>& shared =
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
-  const CtaSplits share = CtaSplits::of_cta<kMany>(grid, own);
-  unsigned char* const own_tile = shared.ring.slots[0][Shape::warp()];  // not requested yet
-  Ranges ranges(grid, share, *reinterpret_cast<unsigned (*)[Ranges::kClasses]>(own_tile));
-  const RangeCursor first = ranges.first(own);
+  const CtaSplits computed = CtaSplits::of_cta<kMany>(grid, own);
+  CtaRanges<kMany>::make_order(grid, computed, shared.reduction.order);
+  const RangeCursor first = CtaRanges<kMany>(grid, computed, shared.reduction.order).first(own);
+  const CtaSplits& share = kMany ? computed.kept_in(shared.shares[Shape::warp()]) : computed;
+  const CtaRanges<kMany> ranges(grid, share, shared.reduction.order);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
   if (grid.rank_bits > 0) reduction.open();
   Ring ring(grid, ranges, first, shared.ring);
@@ -365,12 +365,9 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   shape.cluster = 1u << bits;
   shape.shared_bytes = kSmallerBlock;
   shape.pdl = p.pdl;
-  const Division division = {shape.blocks,
-                             bits,
+  const Division division = {shape.blocks, bits,
                              ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits),
-                             SplitShape<kHeadDim>::kItemBits,
-                             kSlackTokens,
-                             bits == 0};
+                             SplitShape<kHeadDim>::kItemBits, kSlackTokens};
   const auto kernel = p.tokens > kWarpSize ? split_attention_kernel<kHeadDim, kHalves, true>
                                            : split_attention_kernel<kHeadDim, kHalves, false>;
   return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),

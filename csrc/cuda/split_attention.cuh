@@ -118,12 +118,18 @@ __device__ void clear_dead_tokens(const SplitGrid& grid) {
 }
 
 // Where a CTA receives what the CTAs of its cluster send to it, for each split of a split-KV group:
-// the sums of some dims, of which a place holds a pair, and the weights.
+// the sums of some dims, of which a place holds a pair, and the weights. Where no cluster has a
+// split-KV group, the tokens' order has the place of the sums.
 template <int kQueries, int kPlaces>
 struct ReductionMemory {
+  static_assert(sizeof(TokenOrder) <= kFewSplits * kPlaces * sizeof(float2));
+
   Barrier arrived;
   Weight weights[kFewSplits][kQueries];
-  float2 sums[kFewSplits][kPlaces];
+  union {
+    float2 sums[kFewSplits][kPlaces];
+    TokenOrder order;
+  };
 };
 
 // The CTA's shared memory: what its warps leave for each other.
@@ -145,6 +151,7 @@ struct SplitShared {
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
   alignas(16) ReductionMemory<kQueries, kReductionPlaces> reduction;
+  CtaSplits shares[Shape::kWarps];  // the same in all, where registers are few
   bool is_last;
 };
 

@@ -1,4 +1,4 @@
-// What a launch of split attention has worked out for its CTAs, and the lengths of its tokens.
+// What a launch of split attention has worked out for its CTAs.
 #pragma once
 #include "cuda/divisor.cuh"
 #include "cuda/split_cache.cuh"
@@ -33,12 +33,11 @@ struct SplitGrid {
   Divisor tiles;               // split-KV groups of a KV head
   Divisor splits;              // of a long context
   Divisor blocks;              // of the launch
-  Divisor rank_pieces;    // of a query's sums, that a rank merges at most (split_reduction.cuh)
-  int rank_bits;          // log2 of a cluster's CTAs
-  int item_bits;          // log2 of a work item's positions
-  unsigned slack;         // work items more than in an even division that a CTA may take with whole
-                          // split-KV groups, which saves a reduction
-  bool is_longest_first;  // whole split-KV groups are dealt out by length (split_ranges.cuh)
+  Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
+  int rank_bits;        // log2 of a cluster's CTAs
+  int item_bits;        // log2 of a work item's positions
+  unsigned slack;       // work items more than in an even division that a CTA may take with whole
+                        // split-KV groups, which saves a reduction
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;
@@ -54,29 +53,6 @@ struct SplitGrid {
   // Positions that a token attends to, if it is live.
   __device__ int32_t kv_len(int token) const {
     return cache.kv_len(load_token(decode_meta, token));
-  }
-};
-
-// The lengths of many tokens, a lane's 32 tokens apart, all requested before one is looked at; 0
-// where there is no token.
-struct LaneLengths {
-  static constexpr int kOfLane = 4, kTokens = kOfLane * kWarpSize;
-
-  int32_t of[kOfLane];
-
-  __device__ LaneLengths(const SplitGrid& grid, int from) {
-    Token tokens[kOfLane];
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j)
-      tokens[j] = load_token(grid.decode_meta, min(index(from, j), grid.tokens - 1));
-#pragma unroll
-    for (int j = 0; j < kOfLane; ++j)
-      of[j] = index(from, j) < grid.tokens ? grid.cache.kv_len(tokens[j]) : 0;
-  }
-
- private:
-  __device__ static int index(int from, int j) {
-    return from + j * kWarpSize + static_cast<int>(threadIdx.x % kWarpSize);
   }
 };
 

@@ -25,7 +25,6 @@ struct Division {
   int64_t rank_pieces;
   int item_bits;
   int slack_tokens;
-  bool is_longest_first;
 };
 
 inline SplitGrid make_split_grid(const FusedAttentionDecodeParams& p, const Division& division) {
@@ -41,7 +40,6 @@ inline SplitGrid make_split_grid(const FusedAttentionDecodeParams& p, const Divi
           division.rank_bits,
           division.item_bits,
           static_cast<unsigned>(division.slack_tokens) >> division.item_bits,
-          division.is_longest_first,
           SplitCache(p.cache),
           {static_cast<const Bf16*>(p.q), p.q_stride, p.q_head_stride},
           {static_cast<const Bf16*>(p.k), p.k_stride, p.k_head_stride},

@@ -92,7 +92,7 @@ class KvRing {
   static constexpr int kFills = Shape::kSlots / 2;
 
   // Begins with the CTA's first tile range, which is number 0.
-  __device__ KvRing(const SplitGrid& grid, CtaRanges<kMany>& ranges, const RangeCursor& range,
+  __device__ KvRing(const SplitGrid& grid, const CtaRanges<kMany>& ranges, const RangeCursor& range,
                     Memory& memory)
       : memory_(memory), ranges_(ranges) {
     open_range(grid, range);
@@ -194,7 +194,7 @@ class KvRing {
   }
 
   Memory& memory_;
-  CtaRanges<kMany>& ranges_;
+  const CtaRanges<kMany>& ranges_;
   int opened_ = 0;                        // the tile range of the step that comes next
   bool has_more_;                         // there is such a step
   int32_t at_, end_;                      // positions: of that step, and where its run ends

@@ -1,15 +1,15 @@
 // Which splits of which tokens a CTA of split attention takes. A work item is the positions of one
 // step of a CTA. The work items of all split-KV groups, laid end to end, are cut into as many equal
-// shares as there are CTAs, and a split belongs to the share in which it begins. Where contexts are
-// about equally long, or no context is longer than such a share (split_ranges.cuh), a CTA takes
-// whole split-KV groups instead. Where split-KV groups are few, each has a cluster of CTAs, which
-// divide its splits (split_reduction.cuh). Which way is taken changes no bit of a result, because
-// what a split adds up to, and the order in which splits are reduced, depend on the token's length
-// alone.
+// shares as there are CTAs, and a split belongs to the share in which it begins. Where that is
+// about as even, or of many tokens no context is longer than a share, a CTA takes whole split-KV
+// groups instead (split_ranges.cuh). Where split-KV groups are few, each has a cluster of CTAs,
+// which divide its splits (split_reduction.cuh). Which way is taken changes no bit of a result,
+// because what a split adds up to, and the order in which splits are reduced, depend on the token's
+// length alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/ptx.cuh"
-#include "cuda/split_grid.cuh"
+#include "cuda/split_order.cuh"
 
 namespace photon::cuda {
 
@@ -58,9 +58,10 @@ struct TokenCut {
     return splits * rank >> grid.rank_bits;
   }
 
-  // What the busiest rank has to do, in work items.
-  __device__ unsigned rank_items(const SplitGrid& grid) const {
-    return grid.each_rank(splits) * split_items;
+  // What the busiest rank has to do, in work items, of a context of this length. A longer one than
+  // kFewTokens may have more splits than a CTA of a cluster has room for (ReductionMemory).
+  __device__ unsigned rank_items(const SplitGrid& grid, int32_t length) const {
+    return length <= kFewTokens ? grid.each_rank(splits) * split_items : INT32_MAX;
   }
 };
 
@@ -71,36 +72,26 @@ struct CtaSplits {
   // saves the reduction in global memory.
   static constexpr unsigned kClusterTokens = 256;
 
-  unsigned each, begin, end;  // in work items; or in split-KV groups
-  bool in_clusters;           // a cluster has a split-KV group
-  bool of_split_groups;       // a CTA has whole split-KV groups
-  bool by_length;             // and they are dealt out longest first (split_ranges.cuh)
-  bool has_dead;              // there are tokens that attend to nothing
+  // In work items; or in split-KV groups, of which with many tokens the end is that of all shares.
+  unsigned each, begin, end;
+  bool in_clusters;      // a cluster has a split-KV group
+  bool of_split_groups;  // a CTA has whole split-KV groups
+  bool is_equal;         // all contexts have as many work items; known of many tokens alone
+  bool has_dead;         // there are tokens that attend to nothing
 
   // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
   // each lane gets the cut of its token in it.
   template <bool kMany>
   __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
-    unsigned items = 0, live = 0, rank_items = 0, longest = 0;
-    const auto add = [&](int32_t length) {
+    if constexpr (kMany) return of_many(grid);
+    unsigned items = 0, live = 0, rank_items = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
+      const int32_t length = grid.kv_len(i);
       own = TokenCut::of(grid, length);
       items += own.items;
       live += own.items > 0 ? 1 : 0;
-      longest = max(longest, own.items);
-      // A longer context may have more splits than a CTA of a cluster has room for
-      // (ReductionMemory).
-      rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
-    };
-    if constexpr (kMany) {
-#pragma unroll 1
-      for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
-        const LaneLengths lengths(grid, from);
-#pragma unroll
-        for (const int32_t length : lengths.of) add(length);
-      }
-    } else {
-#pragma unroll 1
-      for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) add(grid.kv_len(i));
+      rank_items = max(rank_items, own.rank_items(grid, length));
     }
     live = __reduce_add_sync(kFullWarp, live);
     const unsigned each_items =
@@ -108,20 +99,25 @@ struct CtaSplits {
     const unsigned each_split_groups = divide_each(grid, live * grid.token_split_groups.of);
     const bool in_clusters =
         grid.rank_bits > 0 &&
-        __reduce_max_sync(kFullWarp, rank_items) <= each_items + (kClusterTokens >> grid.item_bits);
-    longest = __reduce_max_sync(kFullWarp, longest);
-    const unsigned most = each_items + grid.slack;
-    const bool is_even = uint64_t{longest} * each_split_groups <= most;
-    const bool by_length = kMany && grid.is_longest_first && !is_even && longest <= most;
-    const bool of_split_groups = is_even || by_length;
+        fits_cluster(grid, __reduce_max_sync(kFullWarp, rank_items), each_items);
+    const bool of_split_groups =
+        uint64_t{__reduce_max_sync(kFullWarp, own.items)} * each_split_groups <=
+        each_items + grid.slack;
     const unsigned each = of_split_groups ? each_split_groups : each_items;
     return {each,
             blockIdx.x * each,
             blockIdx.x * each + each,
             in_clusters,
             of_split_groups,
-            by_length,
+            false,
             live < static_cast<unsigned>(grid.tokens)};
+  }
+
+  // The same in shared memory of the warp, where it takes no register through the loop.
+  __device__ const CtaSplits& kept_in(CtaSplits& place) const {
+    if (threadIdx.x % kWarpSize == 0) place = *this;
+    __syncwarp();
+    return place;
   }
 
   // How much of a share a split-KV group is, in the units of `each`.
@@ -130,6 +126,48 @@ struct CtaSplits {
   }
 
  private:
+  // The same for more tokens than lanes. Few instructions, because each of them is fetched from L2
+  // before the first page is requested; and two tokens are requested before one is looked at.
+  __device__ static CtaSplits of_many(const SplitGrid& grid) {
+    unsigned items = 0, live = 0;
+    int32_t longest = 0;
+    const auto add = [&](int32_t length) {
+      items += grid.items_of(length);
+      live += length > 0 ? 1 : 0;
+      longest = max(longest, length);
+    };
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += 2 * kWarpSize) {
+      const int32_t first = grid.kv_len(i),
+                    other = grid.kv_len(min(i + kWarpSize, grid.tokens - 1));
+      add(first);
+      add(i + kWarpSize < grid.tokens ? other : 0);
+    }
+    items = __reduce_add_sync(kFullWarp, items);
+    live = __reduce_add_sync(kFullWarp, live);
+    longest = __reduce_max_sync(kFullWarp, longest);
+    const unsigned longest_items = grid.items_of(longest),
+                   each = divide_each(grid, items * grid.token_split_groups.of);
+    const bool in_clusters =
+        grid.rank_bits > 0 &&
+        fits_cluster(grid, TokenCut::of(grid, longest).rank_items(grid, longest), each);
+    const bool is_equal = items == longest_items * grid.tokens;
+    const bool of_split_groups = !in_clusters && longest_items <= each + grid.slack &&
+                                 (is_equal || grid.tokens <= TokenOrder::kTokens);
+    return {each,
+            blockIdx.x * each,
+            of_split_groups ? live * grid.token_split_groups.of : blockIdx.x * each + each,
+            in_clusters,
+            of_split_groups,
+            is_equal,
+            live < static_cast<unsigned>(grid.tokens)};
+  }
+
+  __device__ static bool fits_cluster(const SplitGrid& grid, unsigned rank_items,
+                                      unsigned each_items) {
+    return rank_items <= each_items + (kClusterTokens >> grid.item_bits);
+  }
+
   __device__ static unsigned divide_each(const SplitGrid& grid, unsigned things) {
     return max(grid.blocks.divides(things + grid.blocks.of - 1), 1u);
   }
@@ -159,8 +197,11 @@ struct RangeSteps {
 struct RangeCursor {
   int index;             // of the token; grid.tokens: there are no more tile ranges
   unsigned split_group;  // of the token
-  unsigned
-      split_group_begin;  // where the share's count of work items or split-KV groups comes to it
+  union {
+    // where the share's count of work items or split-KV groups comes to it
+    unsigned split_group_begin;
+    unsigned turn;  // that the split-KV group is taken in (split_ranges.cuh)
+  };
   Token token;
   int32_t length;  // of the context
   TokenCut cut;
@@ -190,19 +231,17 @@ struct RangeCursor {
     if (split >= end_split) index = grid.tokens;
   }
 
-  // A whole split-KV group of a live token.
-  __device__ static RangeCursor whole(const SplitGrid& grid, int index, unsigned split_group) {
-    RangeCursor range = none(grid);
-    range.index = index;
-    range.split_group = split_group;
-    range.open_token(grid);
-    range.end_split = range.cut.splits;
-    return range;
+  // Takes a whole split-KV group of a live token.
+  __device__ void open_whole(const SplitGrid& grid, int token_index, unsigned group) {
+    index = token_index;
+    split_group = group;
+    open_token(grid);
+    split = 0;
+    end_split = cut.splits;
   }
 
-  __device__ static RangeCursor none(const SplitGrid& grid) {
-    return {grid.tokens, 0, 0, {-1, 0, 0}, 0, {}, 0, 0};
-  }
+  // There are no more tile ranges.
+  __device__ void close(const SplitGrid& grid) { index = grid.tokens; }
 
   // Whether the share has ended is asked first, because many dead tokens may follow its last live
   // one, and each of them would cost a load.
@@ -267,43 +306,30 @@ struct RangeCursor {
   // items or split-KV groups. The whole warp must call it.
   template <bool kMany>
   __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
-    if constexpr (kMany) {
-#pragma unroll 1
-      for (int from = 0; from < grid.tokens; from += LaneLengths::kTokens) {
-        const LaneLengths lengths(grid, from);
-#pragma unroll
-        for (int j = 0; j < LaneLengths::kOfLane; ++j) {
-          if (seek_lane(grid, share, grid.items_of(lengths.of[j]), from + j * kWarpSize)) return;
-        }
-      }
-    } else {
-      if (seek_lane(grid, share, own.items, 0)) return;
-    }
-    index = grid.tokens;
-  }
-
-  // The same within the tokens from `from` on, one a lane, which have so many work items. Returns
-  // whether the share begins there.
-  __device__ bool seek_lane(const SplitGrid& grid, const CtaSplits& share, unsigned items,
-                            int from) {
-    const unsigned size = share.size_of(items) * grid.token_split_groups.of;
-    const unsigned all = __reduce_add_sync(kFullWarp, size);
-    if (split_group_begin + all <= share.begin) {
-      split_group_begin += all;
-      return false;
-    }
     const int lane = threadIdx.x % kWarpSize;
-    unsigned end = size;
+    int from = 0;
+#pragma unroll 1
+    do {
+      unsigned items = own.items;
+      if (kMany) items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
+      const unsigned size = share.size_of(items) * grid.token_split_groups.of;
+      unsigned end = size;
 #pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
-      if (lane >= offset) end += before;
-    }
-    const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
-    const int found = __ffs(static_cast<int>(beyond)) - 1;
-    index = from + found;
-    split_group_begin += __shfl_sync(kFullWarp, end - size, found);
-    return true;
+      for (int offset = 1; offset < kWarpSize; offset *= 2) {
+        const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
+        if (lane >= offset) end += before;
+      }
+      const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
+      if (beyond != 0) {
+        const int found = __ffs(static_cast<int>(beyond)) - 1;
+        index = from + found;
+        split_group_begin += __shfl_sync(kFullWarp, end - size, found);
+        return;
+      }
+      split_group_begin += __shfl_sync(kFullWarp, end, kWarpSize - 1);
+      from += kWarpSize;
+    } while (kMany && from < grid.tokens);
+    index = grid.tokens;
   }
 
   __device__ void open_token(const SplitGrid& grid) {

@@ -170,7 +170,8 @@ __global__ void __launch_bounds__(kWarpSize, kSmWarps)
   shared.open(tensors);
   TokenCut own;
   const CtaSplits share = CtaSplits::of_cta<true>(grid, own);
-  CtaRanges<true> ranges(grid, share, shared.class_tokens);
+  CtaRanges<true>::make_order(grid, share, shared.order);
+  const CtaRanges<true> ranges(grid, share, shared.order);
   TileLoader<kHeadDim> loader(grid, tensors, ranges, ranges.first(own), shared);
   LoneWarp<kHeadDim>(rope, scale, grid, partials, ranges, loader, shared).attend();
   wait_for_earlier();  // also without work: see split_attention.cu
@@ -193,8 +194,7 @@ int launch_warps(const FusedAttentionDecodeParams& p, void* stream) {
     cudaGetLastError();  // or the next launch would find it
     return error;
   }
-  const Division division = {shape.blocks, 0,   1, WarpShape<kHeadDim>::kItemBits,
-                             kSlackTokens, true};
+  const Division division = {shape.blocks, 0, 1, WarpShape<kHeadDim>::kItemBits, kSlackTokens};
   return launch(kernel, shape, stream, p.rope, p.scale, make_split_grid(p, division),
                 partials_in(p), tensors);
 }

@@ -103,7 +103,7 @@ struct WarpShared {
   alignas(16) Bf16 new_v[kHeadDim];
   Barrier full[Shape::kTiles];
   RangeCursor ranges[kRanges];
-  unsigned class_tokens[CtaRanges<true>::kClasses];
+  TokenOrder order;
 
   // All lanes must call it first.
   __device__ void open(const TileTensors& tensors) {
@@ -148,8 +148,8 @@ class TileLoader {
   using Shape = WarpShape<kHeadDim>;
   using Shared = WarpShared<kHeadDim>;
 
-  __device__ TileLoader(const SplitGrid& grid, const TileTensors& tensors, CtaRanges<true>& ranges,
-                        const RangeCursor& first, Shared& shared)
+  __device__ TileLoader(const SplitGrid& grid, const TileTensors& tensors,
+                        const CtaRanges<true>& ranges, const RangeCursor& first, Shared& shared)
       : grid_(grid), tensors_(tensors), ranges_(ranges), shared_(shared) {
     open_range(first);
     if (has_more_) request_page();
@@ -220,7 +220,7 @@ class TileLoader {
 
   const SplitGrid& grid_;
   const TileTensors& tensors_;
-  CtaRanges<true>& ranges_;
+  const CtaRanges<true>& ranges_;
   Shared& shared_;
   int opened_ = 0;         // the tile range of the step after the one that tiles are requested of
   bool has_more_;          // there is such a step

@@ -369,6 +369,67 @@ def test_a_token_has_the_same_bits_however_many_blocks_it_meets_in(
             assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
 
+# --- more tokens than a warp has lanes ------------------------------------------------------------
+
+
+MIDDLE_LENGTHS = {
+    "equal": [200] * 72,
+    "equal, some dead": [0, *[200] * 70, 0],
+    "nearly equal": [120 + i for i in range(72)],
+    "apart": [1 + 53 * i % 390 for i in range(72)],
+    "one long": [*[1 + 37 * i % 150 for i in range(71)], 2100],
+    "dead": [0] * 72,
+}
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"), [(4, 2, 128), (6, 2, 64), (2, 1, 96), (10, 1, 256)]
+)
+@pytest.mark.parametrize("kind", MIDDLE_LENGTHS)
+def test_more_tokens_than_lanes_have_the_bits_of_few_however_work_is_dealt_out(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    kind: str,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+) -> None:
+    """Whole split-KV groups in the order of tokens or by length, parts of them, and clusters: with
+    160 multiprocessors a split-KV group has two CTAs.
+    """
+    lengths = MIDDLE_LENGTHS[kind]
+    step, few = (
+        decode(device, lengths, q_heads, kv_heads, head_dim, normed=True) for _ in range(2)
+    )
+    for each in (step, few):
+        each.q.mul_(4)  # weights of many sizes: a split's highest score is not the next one's
+    together = step.run()
+    assert_close(together, step.expected()[0], slack=0.5)
+    for first in range(0, 72, 24):
+        tokens = torch.arange(first, first + 24)
+        assert_same_bits(few.run(tokens), together[tokens.to(device)])
+    assert_same_bits(step.cache.k, few.cache.k)
+    assert_same_bits(step.cache.v, few.cache.v)
+    for sms in (1, 5, 40, 160):
+        set_sms(monkeypatch, device, sms)
+        assert_same_bits(step.run(), together)
+        some = torch.arange(71, 30, -1)
+        assert_same_bits(step.run(some), together[some.to(device)])
+
+
+@pytest.mark.parametrize("lengths", [[40] * 460, [1 + i % 70 for i in range(460)]])
+def test_more_tokens_than_an_order_has_room_for(
+    monkeypatch: pytest.MonkeyPatch, device: str, lengths: list[int]
+) -> None:
+    step = decode(device, lengths, 2, 1, 64)
+    set_sms(monkeypatch, device, 10)
+    together = step.run()
+    assert_close(together, step.expected()[0], slack=0.5)
+    for first in (0, 12, 430):
+        tokens = torch.arange(first, first + 30)
+        assert_same_bits(step.run(tokens), together[tokens.to(device)])
+
+
 # --- many tokens, which lone warps take -----------------------------------------------------------
 
 
