@@ -24,8 +24,8 @@ def make_parts(
 ) -> tuple[Runtime, Decoder, EngineSize]:
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
-    shape = checked_config(region)
-    size = size_engine(options, config, weights.dtype, weights.device, shape)
+    heads = checked_config(region)
+    size = size_engine(options, config, weights.dtype, weights.device, heads)
     backend = choose_backend(options.backend, str(weights.device), weights.dtype)
     if options.exact and backend == "hopper" and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)
