@@ -24,8 +24,8 @@ def make_parts(
 ) -> tuple[Runtime, Decoder, EngineSize]:
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
-    shape = checked_config(region)
-    size = size_engine(options, config, weights.dtype, weights.device, shape)
+    heads = checked_config(region)
+    size = size_engine(options, config, weights.dtype, weights.device, heads)
     plan = options.kernel_plan or plan_for(config, weights, options.backend, options.exact)
     if options.exact and plan.hopper and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)
