@@ -886,7 +886,7 @@ def paged_attention_into(
             "FlashAttention-2", 2023), in another order of summation, weights rounded to bfloat16.
             On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all
             pointers and strides multiples of 16 bytes; elsewhere it changes nothing. Where the
-            Hopper kernels run, a cluster of blocks shares a context of more than 512 positions. A
+            Hopper kernels run, a cluster of blocks shares a context of more than 1,024 positions. A
             token's bits depend on its own inputs and its length; not on where its prompt was cut,
             nor on the step's other segments. Every page within a token's length must be one: where
             the portable kernel leaves out the positions of a page that is none, this one takes

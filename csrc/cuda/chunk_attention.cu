@@ -26,7 +26,7 @@ namespace {
 
 // What a launch has besides the op's own parameters.
 struct ChunkGrid {
-  int tiles, cluster;  // cluster: CTAs of a cluster
+  int tiles;
   int32_t whole_keys;  // contexts of so many positions at most are the work of the kernel that
                        // cuts none; longer ones of the kernel that cuts
 };
@@ -88,8 +88,7 @@ template <typename Plan>
 __device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, int index,
                           ChunkTask& task) {
   const int kv_heads = static_cast<int>(p.kv_heads), group = static_cast<int>(p.q_heads) / kv_heads;
-  const int rank = static_cast<int>(blockIdx.x) % grid.cluster;
-  if (threadIdx.x == 0) task = {0, 0, index % kv_heads, group, rank, grid.cluster};
+  if (threadIdx.x == 0) task = {0, 0, index % kv_heads, group};
   __syncwarp();
   find_tile(p, grid.tiles - 1 - index / kv_heads, Plan::kRows / group, task);
 }
@@ -136,27 +135,18 @@ __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
   const int32_t row = shared.rows[first];
   const ChunkTask task = shared.task;
   int32_t end = task.tokens, least = INT_MAX, most = 0;
-  Span part = {INT_MAX, 0};
   for (int i = first + threadIdx.x % kWarpSize; i < task.tokens; i += kWarpSize) {
     if (shared.rows[i] != row) end = min(end, i);
   }
   end = warp_min(end);
   for (int i = first + threadIdx.x % kWarpSize; i < end; i += kWarpSize) {
     const int32_t length = shared.lengths[i];
-    const Span own = shared.part(length);
     least = min(least, length);
     most = max(most, length);
-    if (own.is_empty()) continue;
-    part = {min(part.first, own.first), max(part.end, own.end)};
   }
+  least = warp_min(least);
   most = warp_max(most);
-  return {first,
-          end,
-          row,
-          warp_min(least),
-          most,
-          shared.parts(most),
-          {warp_min(part.first), warp_max(part.end)}};
+  return {first, end, row, least, most, {Plan::part(least).first, Plan::part(most).end}};
 }
 
 // Makes shared.run the run that begins at token `first`, and clears what was noted for the run
@@ -186,7 +176,7 @@ __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
       threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
   const int token = row / shared.task.group;
   const bool is_in_run = shared.run.has(token);
-  const Span part = is_in_run ? shared.part(shared.lengths[token]) : Span{0, 0};
+  const Span part = is_in_run ? Plan::part(shared.lengths[token]) : Span{0, 0};
   if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_parts[row] = part;
   __syncwarp();
   return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
@@ -326,8 +316,8 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
   if constexpr (Plan::kCuts) {
     if (find_longest(p, shared) <= grid.whole_keys) return;
     const int tasks = grid.tiles * static_cast<int>(p.kv_heads);
-    const int clusters = static_cast<int>(gridDim.x) / grid.cluster;
-    for (int index = static_cast<int>(blockIdx.x) / grid.cluster; index < tasks; index += clusters)
+    const int clusters = static_cast<int>(gridDim.x) / kParts;
+    for (int index = static_cast<int>(blockIdx.x) / kParts; index < tasks; index += clusters)
       attend_tile(p, grid, index, shared);
   } else {
     attend_tile(p, grid, static_cast<int>(blockIdx.x), shared);
@@ -347,36 +337,34 @@ int64_t count_tiles(const PagedAttentionParams& p) {
   return ceil_div(p.tokens, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
 }
 
-// CTAs of a cluster: one for each part that a context may have in these tables. Only the device
-// knows how long contexts are.
-int cluster_blocks(const PagedAttentionParams& p) {
-  return hopper_runs() ? parts_of(row_capacity(p.cache)) : 1;
+// Whether there may be contexts to cut in these tables. Only the device knows how long they are.
+bool has_cuts(const PagedAttentionParams& p) {
+  return hopper_runs() && is_cut(row_capacity(p.cache));
 }
 
 template <typename Plan>
-LaunchShape shape_of(int64_t blocks, int cluster) {
-  return {blocks, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(cluster)};
+LaunchShape shape_of(int64_t clusters) {
+  return {clusters * Plan::kCluster, Plan::kThreads, sizeof(ChunkShared<Plan>), Plan::kCluster};
 }
 
-// Computes the contexts that stay whole: all of them where `cluster` is 1.
+// Computes the contexts that stay whole: all of them unless `cuts`.
 template <typename Plan>
-int launch_whole(const PagedAttentionParams& p, int cluster, void* stream) {
+int launch_whole(const PagedAttentionParams& p, bool cuts, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const ChunkGrid grid{static_cast<int>(tiles), 1, cluster == 1 ? INT_MAX : kWholeKeys};
-  return launch(chunk_attention_kernel<Plan>, shape_of<Plan>(tiles * p.kv_heads, 1), stream, p,
-                grid);
+  const ChunkGrid grid{static_cast<int>(tiles), cuts ? kWholeKeys : INT_MAX};
+  return launch(chunk_attention_kernel<Plan>, shape_of<Plan>(tiles * p.kv_heads), stream, p, grid);
 }
 
 template <typename Plan>
-int launch_cut(const PagedAttentionParams& p, int cluster, void* stream) {
+int launch_cut(const PagedAttentionParams& p, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles * p.kv_heads > INT_MAX) return cudaErrorInvalidConfiguration;
   const auto kernel = chunk_attention_kernel<Plan>;
-  const int64_t clusters = std::min<int64_t>(
-      tiles * p.kv_heads, resident_clusters(kernel, shape_of<Plan>(cluster, cluster)));
-  const ChunkGrid grid{static_cast<int>(tiles), cluster, kWholeKeys};
-  return launch(kernel, shape_of<Plan>(clusters * cluster, cluster), stream, p, grid);
+  const int64_t clusters =
+      std::min<int64_t>(tiles * p.kv_heads, resident_clusters(kernel, shape_of<Plan>(1)));
+  const ChunkGrid grid{static_cast<int>(tiles), kWholeKeys};
+  return launch(kernel, shape_of<Plan>(clusters), stream, p, grid);
 }
 
 // Whether tiles of `Large` rows, each computed by `ctas`, keep all SMs busy. Large ones read keys
@@ -389,13 +377,13 @@ bool fills_device(const PagedAttentionParams& p, int ctas) {
 
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
-  const int cluster = cluster_blocks(p);
+  const bool cuts = has_cuts(p);
   const int error = fills_device<Large>(p, 1)
-                        ? launch_whole<typename Large::Whole>(p, cluster, stream)
-                        : launch_whole<typename Small::Whole>(p, cluster, stream);
-  if (error != 0 || cluster == 1) return error;
-  return fills_device<Large>(p, cluster) ? launch_cut<Large>(p, cluster, stream)
-                                         : launch_cut<Small>(p, cluster, stream);
+                        ? launch_whole<typename Large::Whole>(p, cuts, stream)
+                        : launch_whole<typename Small::Whole>(p, cuts, stream);
+  if (error != 0 || !cuts) return error;
+  return fills_device<Large>(p, kParts) ? launch_cut<Large>(p, stream)
+                                        : launch_cut<Small>(p, stream);
 }
 
 // Calls `body` with the large and the small plan of a head_dim. Returns `otherwise` where that has

@@ -39,7 +39,7 @@ __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& st
 // How a warp's lanes divide the reduction: kPartLanes lanes have the parts of one of the warp's
 // kMergeRows rows.
 constexpr int kPartLanes = 8, kMergeRows = kWarpSize / kPartLanes;
-static_assert(kMostParts <= kPartLanes);
+static_assert(kParts <= kPartLanes);
 
 // What a lane's part of its row counts for, and the inverse of what all parts of the row weigh
 // together.
@@ -73,11 +73,11 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
   const Run run = shared.run;
   const float scale = p.scale * kLog2E;
   const int lane = threadIdx.x % kWarpSize,
-            warp = task.rank * Plan::kWarps + threadIdx.x / kWarpSize;
+            warp = Plan::rank() * Plan::kWarps + threadIdx.x / kWarpSize;
   for (int first = warp * kMergeRows; first < Plan::kRows;
-       first += task.blocks * Plan::kWarps * kMergeRows) {
+       first += kParts * Plan::kWarps * kMergeRows) {
     const int own_row = first + lane / kPartLanes, part = lane % kPartLanes;
-    const bool present = part < run.parts && run.has(own_row / task.group);
+    const bool present = part < kParts && run.has(own_row / task.group);
     const PartWeight weight = weigh_part(
         present ? load_from_block(shared.weights + own_row, part) : float2{-INFINITY, 0.0f}, scale);
 #pragma unroll
@@ -86,13 +86,13 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
       const bool valid = run.has(row / task.group);
       const float4* at = reinterpret_cast<const float4*>(
           shared.sums() + Plan::sum_place(row, quad / 2) + quad % 2 * 4);
-      float4 parts[kMostParts];
+      float4 parts[kParts];
 #pragma unroll
-      for (int k = 0; k < kMostParts; ++k)
-        parts[k] = valid && k < run.parts ? load_from_block(at, k) : float4{};
+      for (int k = 0; k < kParts; ++k)
+        parts[k] = valid ? load_from_block(at, k) : float4{};
       float sum[4] = {};
 #pragma unroll
-      for (int k = 0; k < kMostParts; ++k) {
+      for (int k = 0; k < kParts; ++k) {
         const float keep = __shfl_sync(kFullWarp, weight.keep, slot * kPartLanes + k);
         sum[0] = fmaf(parts[k].x, keep, sum[0]);
         sum[1] = fmaf(parts[k].y, keep, sum[1]);
@@ -116,7 +116,7 @@ template <typename Plan>
 __device__ void reduce_parts(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
                              const RowSoftmax<Plan>& state) {
   if constexpr (kHopperCode) {
-    if (shared.task.rank < shared.run.parts) leave_part(shared, state);
+    leave_part(shared, state);
     sync_cluster();
     merge_rows(p, shared);
     sync_cluster();  // the neighbours have read what this CTA left

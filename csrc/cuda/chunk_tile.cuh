@@ -26,12 +26,13 @@ constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
 constexpr int kFragment = 16;  // rows and depth of a matrix instruction, and twice its width
 
 // The sizes of one instance of the kernel. A warp has kFragments times 16 rows, and all of
-// head_dim. kCuts: this instance may cut contexts, so that its CTAs come in clusters, and it needs
+// head_dim. kCuts: this instance cuts contexts, so that its CTAs come in clusters, and it needs
 // more registers.
 template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true>
 struct ChunkPlan {
   using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false>;
   static constexpr bool kCuts = kCuts_;
+  static constexpr int kCluster = kCuts ? kParts : 1;  // CTAs of a cluster
   static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_, kFragments = kFragments_;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kWarpRows = kFragments * kFragment, kRows = kWarps * kWarpRows;
@@ -44,6 +45,14 @@ struct ChunkPlan {
       kWarpSize / kVectors;  // rows that a warp copies at once: a lane copies a vector, or is idle
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256 && kWarpKeys % kStepRows == 0 &&
                 kWarpRows % kStepRows == 0);
+
+  // The CTA's rank in its cluster.
+  static __device__ int rank() { return static_cast<int>(blockIdx.x) % kCluster; }
+
+  // The CTA's part of a context of this length.
+  static __device__ Span part(int32_t length) {
+    return kCuts ? part_of(length, rank()) : Span{0, length};
+  }
 
   // Where a vector of a row stands in a tile in shared memory. The order of a row's vectors changes
   // from row to row, so that the same vector of eight consecutive rows lies in different banks.
@@ -68,13 +77,10 @@ struct ChunkPlan {
 
 // What a CTA works on: some consecutive tokens and a KV head. Row i of its tile is token i / group,
 // and of the query heads that share the KV head number i % group. The CTAs of a cluster have the
-// same tile; each takes one part of every context.
+// same tile; each takes the part of every context that has the number of its rank.
 struct ChunkTask {
   int first_token, tokens;  // tokens <= 0: there is nothing to do
   int kv_head, group;       // group: query heads of a KV head
-  // The CTA's rank in its cluster, and how many CTAs the cluster has: at least as many as any
-  // context has parts, or one, where no context is cut.
-  int rank, blocks;
 
   // Where a row stands in a tensor of query heads with these strides.
   __device__ int64_t offset(int row, int64_t token_stride, int64_t head_stride) const {
@@ -91,7 +97,6 @@ constexpr int32_t kDeadRow = -1, kOtherKernel = -2;
 struct Run {
   int first, end;
   int32_t row, least, most;
-  int parts;  // of the longest context
   Span part;  // the positions of the CTA's part, over all tokens of the run
 
   __device__ bool has(int token) const { return token >= first && token < end; }
@@ -112,13 +117,6 @@ struct ChunkShared {
   int32_t longest;              // of the step's contexts
   int32_t poisoned[Plan::kHeadDim];  // by dim: the lowest position whose value was not finite, and
                                      // so was hidden; INT_MAX: none
-
-  __device__ int parts(int32_t length) const {
-    return Plan::kCuts ? min(parts_of(length), task.blocks) : 1;
-  }
-  __device__ Span part(int32_t length) const {
-    return Plan::kCuts ? part_of(length, task.rank, parts(length)) : Span{0, length};
-  }
 
   __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
   __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }

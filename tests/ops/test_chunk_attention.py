@@ -23,9 +23,9 @@ BF16 = torch.bfloat16
 HEAD_DIMS = [64, 96, 128, 256]
 GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
-CONTEXTS = [0, 1, 15, 64, 100, 700]
+CONTEXTS = [0, 1, 15, 64, 100, 1100]
 PAGE_SIZES = [16, 64, 1, 23]
-WHOLE_KEYS = 512  # of the longest context that is not cut
+WHOLE_KEYS = 1024  # of the longest context that is not cut
 Span = tuple[int, int, int]  # row, first position, tokens
 
 
@@ -147,7 +147,7 @@ def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> N
 
 
 @pytest.mark.parametrize("sms", [4, 1000])
-@pytest.mark.parametrize("context", [200, 450, 1780])
+@pytest.mark.parametrize("context", [200, WHOLE_KEYS - 40, 1780])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_contexts_in_parts_are_near_the_float64_reference(
     device: str, head_dim: int, context: int, sms: int, monkeypatch: pytest.MonkeyPatch
@@ -254,7 +254,7 @@ def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(
         assert_same_bits(attend(q[own], cache, *tokens_and_segments([span], device)), together[own])
 
 
-@pytest.mark.parametrize("context", [190, 440, 1730])
+@pytest.mark.parametrize("context", [190, WHOLE_KEYS - 80, 1730])
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (256, 2)])
 def test_a_long_context_has_the_same_parts_in_every_step(
     device: str, head_dim: int, group: int, context: int, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +282,7 @@ def test_a_long_context_has_the_same_parts_in_every_step(
     )
 
 
-@pytest.mark.parametrize("context", [WHOLE_KEYS - 40, 700], ids=["some cut", "all cut"])
+@pytest.mark.parametrize("context", [WHOLE_KEYS - 40, 1100], ids=["some cut", "all cut"])
 @pytest.mark.parametrize("num_tokens", [23, 90])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_chunk_has_the_same_bits_whatever_rides_along(
@@ -330,7 +330,7 @@ def test_clusters_take_one_tile_after_another(
     between them: every token has the bits that it has as a chunk of its own.
     """
     set_sms(monkeypatch, device, 7)  # two clusters
-    contexts = [900, 30, 520, 700, 505] if device == "cpu" else [900, 30, 520, 700, 505] * 12
+    contexts = [1400, 30, 1030, 1200, WHOLE_KEYS - 7] * (1 if device == "cpu" else 12)
     spans = [(row + 1, context, 11) for row, context in enumerate(contexts)]
     meta, segments = tokens_and_segments(spans, device)
     cache, q = filled_rows(spans, 2, head_dim, device), queries(len(meta), 8, head_dim, device)
@@ -414,26 +414,27 @@ def test_what_a_later_position_holds_reaches_no_earlier_token(
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("later", [3, 320, 612, 676])
+@pytest.mark.parametrize("later", [3, 480, 1112, 1176])
 def test_what_is_not_finite_in_a_part_reaches_no_token_before_it(
     device: str, later: int, bad: float
 ) -> None:
     """In the first part, at the border of two that differs among the tokens, and in the last,
     where tokens end.
     """
-    spans, column = [(1, 600, 80)], 13
+    first, column = 1100, 13
+    spans = [(1, first, 80)]
     cache, q = filled_rows(spans, 1, 64, device), queries(80, 3, 64, device)
     step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
     cache.v[(*cache.place(1, later), 0, column)] = bad
-    after, first = attend(q, cache, *step), max(later - 600, 0)
-    assert not after[first:, :, column].isfinite().any()
-    after[first:, :, column] = before[first:, :, column]
+    after, begin = attend(q, cache, *step), max(later - first, 0)
+    assert not after[begin:, :, column].isfinite().any()
+    after[begin:, :, column] = before[begin:, :, column]
     assert_same_bits(after, before)
     cache.k[cache.place(1, later)] = bad
     after = attend(q, cache, *step)
-    assert_same_bits(after[:first], before[:first])
-    assert not after[first:].isfinite().any()
+    assert_same_bits(after[:begin], before[:begin])
+    assert not after[begin:].isfinite().any()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -456,7 +457,7 @@ def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page_size: int) -> None:
     """Contexts end inside of pages, behind which there is NaN."""
-    spans = [(1, 560, 70), (2, 3, 20), (3, 99, 1)]
+    spans = [(1, 1060, 70), (2, 3, 20), (3, 99, 1)]
     q, step = queries(91, 4, head_dim, device), tokens_and_segments(spans, device)
     by_size = [
         attend(q, filled_rows(spans, 2, head_dim, device, size), *step) for size in (23, page_size)
@@ -470,7 +471,7 @@ def test_pages_of_every_layout_have_the_same_bits(device: str, head_dim: int) ->
     """Heads outside of a page's tokens, inside of them, and keys other than values. A page in the
     middle of a context is none.
     """
-    spans = [(1, 560, 70), (2, 3, 20)]
+    spans = [(1, 1060, 70), (2, 3, 20)]
     q, step = queries(90, 6, head_dim, device), tokens_and_segments(spans, device)
     cache = filled_rows(spans, 3, head_dim, device)
     assert cache.page_table is not None
