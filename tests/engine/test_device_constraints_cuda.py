@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import llguidance  # noqa: F401  without it these tests are left out
 import pytest
 import torch
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Request
 from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams
+from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.test_device_constraints import FORMS, without_place
+from tests.engine.test_embeds import hidden_of, image_of
 from tests.engine.test_grammar import QUESTIONS, SCHEMAS
+from tests.models.tiny import saved_tiny_model
 
 pytestmark = pytest.mark.gpu
 
@@ -60,3 +64,23 @@ def test_eager_steps_have_them_too() -> None:
     with an_engine(graph=False) as eager, an_engine() as captured:
         found, expected = (one.generate(QUESTIONS, params) for one in (eager, captured))
     assert list(map(without_place, found)) == list(map(without_place, expected))
+
+
+def test_requests_may_be_kept_longer_than_their_engine(tmp_path: Path) -> None:
+    """And freed while another one serves: what was sent for them lies in pinned memory."""
+    image = image_of(hidden_of(saved_tiny_model("llama-plain", tmp_path)), 20)
+    loaded = load_model(tmp_path, torch.float32, torch.device("cuda"))
+    sizes = {"max_rows": 2, "max_len": 64, "embeds_tokens": 20, "automata_mib": 1}
+    kept: list[Request] = []
+    answers = set()
+    for _ in range(4):
+        parts = loaded.config, loaded.weights, byte_tokenizer()
+        with Engine.from_weights(*parts, **sizes) as engine:
+            kept = [
+                engine.submit({"prompt_embeds": image}, SamplingParams(6, ignore_eos=True)),
+                engine.submit("AB", SamplingParams(choice=("first", "second"))),
+            ]
+            shown, chosen = (request.result(60) for request in kept)
+        assert chosen.constraint_on == "device"
+        answers.add((shown.token_ids, chosen.text))
+    assert len(answers) == 1

@@ -12,16 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from photon_ext.engine import Engine, Request
+from photon_ext.engine import Engine
 from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams, from_allowed_ids
-from tests.engine.byte_tokenizer import byte_tokenizer
-from tests.engine.test_embeds import (
-    check_embeds,
-    check_embeds_under_pressure,
-    hidden_of,
-    image_of,
-)
+from tests.engine.test_embeds import check_embeds, check_embeds_under_pressure
 from tests.engine.test_engine_models import (
     NEW,
     REQUEST,
@@ -60,26 +54,6 @@ def test_tokens_equal_transformers_with_embeddings(name: str, tmp_path: Path) ->
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_objects_equal_plain_pytorch_beside_text(name: str, tmp_path: Path) -> None:
     check_spatial(name, tmp_path, "cuda")
-
-
-def test_requests_may_be_kept_longer_than_their_engine(tmp_path: Path) -> None:
-    """And freed while another one serves: what was sent for them lies in pinned memory."""
-    image = image_of(hidden_of(saved_tiny_model("llama-plain", tmp_path)), 20)
-    loaded = load_model(tmp_path, torch.float32, torch.device("cuda"))
-    sizes = {"max_rows": 2, "max_len": 64, "embeds_tokens": 20, "automata_mib": 1}
-    kept: list[Request] = []
-    answers = set()
-    for _ in range(4):
-        parts = loaded.config, loaded.weights, byte_tokenizer()
-        with Engine.from_weights(*parts, **sizes) as engine:
-            kept = [
-                engine.submit({"prompt_embeds": image}, SamplingParams(NEW, ignore_eos=True)),
-                engine.submit("AB", SamplingParams(choice=("first", "second"))),
-            ]
-            shown, chosen = (request.result(60) for request in kept)
-        assert chosen.constraint_on == "device"
-        answers.add((shown.token_ids, chosen.text))
-    assert len(answers) == 1
 
 
 @pytest.mark.parametrize("exact", [True, False])
