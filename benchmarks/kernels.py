@@ -32,6 +32,7 @@ from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
 from benchmarks.kernel_cases.linears import linear_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
+from benchmarks.kernel_cases.spatial import spatial_groups
 from photon_ext.cli.info import describe
 from photon_ext.engine.memory import available_bytes
 from photon_ext.models.shapes import NAMED_SHAPES
@@ -119,6 +120,7 @@ def groups(setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
     yield from chain_groups(setting, args.batches)
     yield from linear_groups(setting, args.batches)
     yield from adapter_groups(setting, args.batches)
+    yield from spatial_groups(setting, args.batches)
     yield from decode_groups(setting, args.batches, contexts)
     yield from chunk_groups(setting, args.chunks, contexts)
     yield from pointwise_groups(setting, args.batches)

@@ -93,7 +93,7 @@ def _silu_mul(at: Setting) -> Case:
 
 
 def _select_tokens(at: Setting) -> Case:
-    _, segments = _table(at)
+    _, segments = table(at)
     out, xs = at.unwritten(at.batch, at.config.hidden), at.stack(at.batch, at.config.hidden)
     nbytes, op = 2 * out.nbytes, "select_tokens_into"
     return rotated_case(at, op, xs, lambda x: (out, x, segments), (0,), nbytes)
@@ -101,7 +101,7 @@ def _select_tokens(at: Setting) -> Case:
 
 def _apply_token_mask(at: Setting) -> Case:
     """Masks that allow every other id."""
-    state, segments = _table(at)
+    state, segments = table(at)
     words = at.batch, -(-at.config.vocab // 32)
     mask = torch.full(words, 0x55555555, dtype=torch.int32, device=at.device)
     keys = at.ints([[1 + i, POSITION, i] for i in range(at.batch)])
@@ -132,7 +132,7 @@ _PENALTIES = replace(
 
 def _sample(at: Setting, params: RowParams | None = None) -> Case:
     """Of greedy rows, or of rows with these parameters."""
-    state, segments = _table(at)
+    state, segments = table(at)
     out, logits = at.ints([0] * at.batch), at.stack(at.batch, at.config.vocab)
     calls, nbytes = ("torch.argmax", partial(torch.argmax, dim=-1)), logits[0].nbytes
     more: tuple[Any, ...] = ()
@@ -140,7 +140,7 @@ def _sample(at: Setting, params: RowParams | None = None) -> Case:
         words = row_words(params, 1)
         for column in range(RowColumn.TEMPERATURE, RowColumn.LOGPROBS + 1):
             state[1:, column] = words[column]
-        more = None, False, [state, *_side_tables(at), *_own_tables(at, params)]
+        more = None, False, [state, *side_tables(at), *_own_tables(at, params)]
     if params is not None and params.logprobs is not None:
         more = *more, at.ints([[0] * LOGPROB_WIDTH] * at.batch)
 
@@ -166,22 +166,22 @@ def _state_case(at: Setting, op: str, written: tuple[int, ...], nbytes: int, *ar
 
 
 def _begin_step(at: Setting) -> Case:
-    state, segments = _table(at)
+    state, segments = table(at)
     meta, counts, deltas = (
         at.ints([[-1] * 4] * at.batch),
         at.ints([-1] * COUNTS_SIZE),
         at.ints([0] * 64),
     )
     staged, nbytes = at.ints([NO_TOKEN] * at.batch), segments.nbytes + meta.nbytes
-    args = ([state, *_side_tables(at)], deltas, segments, staged, meta, counts)
+    args = ([state, *side_tables(at)], deltas, segments, staged, meta, counts)
     written, rows = (0, 1, 3, 4, 5), at.batch * state[0].nbytes
     return _state_case(at, "begin_step_", written, nbytes + rows, *args)
 
 
 def _publish(at: Setting) -> Case:
-    state, segments = _table(at)
+    state, segments = table(at)
     record = at.ints([[-7] * RECORD_WIDTH] * at.batch)
-    tables = [state, *_side_tables(at)]
+    tables = [state, *side_tables(at)]
     sampled = at.ints([i % at.config.vocab for i in range(at.batch)])
     nbytes = segments.nbytes + record.nbytes + 2 * at.batch * state[0].nbytes
     return _state_case(at, "publish_", (0, 1), nbytes, tables, record, sampled, segments)
@@ -199,7 +199,7 @@ def _decode_meta_set(at: Setting) -> Case:
     return _state_case(at, "decode_meta_set_", (0,), nbytes, meta, tokens, positions)
 
 
-def _table(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+def table(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     """row_state of live greedy rows (row 0 is nobody's), and a decode segment for each."""
     state = torch.zeros(at.batch + 1, ROW_COLUMNS, dtype=torch.int32)
     state[1:, RowColumn.ALIVE] = 1
@@ -209,7 +209,7 @@ def _table(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     return state.to(at.device), at.ints(segments)
 
 
-def _side_tables(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+def side_tables(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     """A page table, and stop ids that no row has."""
     pages, stops = ([[value] * n] for value, n in ((0, PAGES_PER_ROW), (-1, STOP_IDS)))
     return at.ints(pages * (at.batch + 1)), at.ints(stops * (at.batch + 1))

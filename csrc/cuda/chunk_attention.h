@@ -12,7 +12,7 @@ namespace photon::cuda {
 const char* chunk_attention_misfit(const PagedAttentionParams& p);
 
 // Where the Hopper kernels run (hopper_runs()), the CTAs of a cluster share a context of more than
-// 512 positions. A token's bits depend on its query, its context and nothing else in the step.
+// 1,024 positions. A token's bits depend on its query, its context and nothing else in the step.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -5,8 +5,9 @@
 
 namespace photon::cuda {
 
-// In shared memory. Tokens with as many work items are of one class and stand in the order of their
-// indices, so that all CTAs have the same order. Dead tokens have no place.
+// In shared memory. Tokens with as many work items are of one class, those with kClasses or more,
+// too, and stand in the order of their indices, so that all CTAs have the same order. Dead tokens
+// have no place.
 struct TokenOrder {
   // As many tokens as 1 KiB holds (ReductionMemory). The last class has one work item.
   static constexpr int kTokens = 448, kClasses = kWarpSize;

@@ -1,11 +1,11 @@
 // Which splits of which tokens a CTA of split attention takes. A work item is the positions of one
 // step of a CTA. The work items of all split-KV groups, laid end to end, are cut into as many equal
 // shares as there are CTAs, and a split belongs to the share in which it begins. Where that is
-// about as even, or of many tokens no context is longer than a share, a CTA takes whole split-KV
-// groups instead (split_ranges.cuh). Where split-KV groups are few, each has a cluster of CTAs,
-// which divide its splits (split_reduction.cuh). Which way is taken changes no bit of a result,
-// because what a split adds up to, and the order in which splits are reduced, depend on the token's
-// length alone.
+// about as even, or of many tokens no context is longer than a share and the slack, a CTA takes
+// whole split-KV groups instead (split_ranges.cuh). Where split-KV groups are few, each has a
+// cluster of CTAs, which divide its splits (split_reduction.cuh). Which way is taken changes no bit
+// of a result, because what a split adds up to, and the order in which splits are reduced, depend
+// on the token's length alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/ptx.cuh"

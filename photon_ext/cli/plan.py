@@ -10,6 +10,7 @@ import os
 from itertools import groupby
 
 from photon_ext.cli import starting
+from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     GPUS,
@@ -39,13 +40,21 @@ def planned(arguments: argparse.Namespace) -> str:
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
     entries = kernel_table(Setting(config, target, dtype, plan))
     backend = "hopper" if plan.hopper else "portable"
+    misfit = hopper_misfit(config, target, dtype)
     if arguments.json:
         head = {"model": arguments.plan, "device": device, "dtype": dtype}
         ops = [entry._asdict() | {"kernel": entry.kernel.value} for entry in entries]
-        return json.dumps({**head, "backend": backend, "exact": arguments.exact, "kernels": ops})
+        return json.dumps(
+            {
+                **head,
+                "backend": backend,
+                "exact": arguments.exact,
+                "hopper_misfit": misfit,
+                "kernels": ops,
+            }
+        )
     exact = ", exact" if arguments.exact else ""
     lines = [f"{arguments.plan} in {dtype} on {device}: backend {backend}{exact}"]
-    misfit = hopper_misfit(config, target, dtype)
     if misfit and backend == "portable" and arguments.backend is None:
         lines.append(f"hopper was not chosen: {misfit}")
     if misfit and backend == "hopper" and arguments.exact:
@@ -60,7 +69,12 @@ def _config(model: str) -> ModelConfig:
         return NAMED_SHAPES[model]
     from photon_ext.models.model_files import read_config
 
-    return read_config(model)
+    try:
+        return read_config(model)
+    except ModelError as error:
+        if os.path.lexists(model):
+            raise
+        raise ModelError(f"{error}, or one of {', '.join(NAMED_SHAPES)}") from error
 
 
 def _target(name: str | None) -> tuple[str, Target]:

@@ -167,10 +167,13 @@ class EngineOptions:
             raise ConfigError(
                 f"kernel_plan is {shown(plan)}; give what models.kernel_plan.plan_kernels returns"
             )
-        if plan is not None and (self.exact or self.backend is not None):
+        others = {"exact": self.exact or None, "backend": self.backend}
+        given = [f"{name} is {shown(value)}" for name, value in others.items() if value is not None]
+        if plan is not None and given:
             raise ConfigError(
-                f"kernel_plan is given, and exact is {self.exact}, backend {shown(self.backend)}: "
-                "they choose a plan of their own; leave them out, or give them to plan_kernels"
+                f"kernel_plan is given, and {' and '.join(given)}: that chooses a plan of its own; "
+                "leave out one of them, or give both to plan_kernels (which does not ask whether "
+                "all steps of an exact model sum alike, see hopper_misfit)"
             )
 
     def _settle(self, name: str, value: object) -> None:

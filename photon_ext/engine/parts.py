@@ -6,10 +6,16 @@ import torch
 
 from photon_ext.engine.options import MAX_BIASES, EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
-from photon_ext.errors import ConfigError
+from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.kernel_plan import dtype_name, hopper_misfit, plan_for, target_of
+from photon_ext.models.kernel_plan import (
+    KernelPlan,
+    dtype_name,
+    hopper_misfit,
+    plan_for,
+    target_of,
+)
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.region import RegionHeads, checked_config
 from photon_ext.models.weights import DecoderWeights, check_weights
@@ -27,6 +33,7 @@ def make_parts(
     heads = checked_config(region)
     size = size_engine(options, config, weights.dtype, weights.device, heads)
     plan = options.kernel_plan or plan_for(config, weights, options.backend, options.exact)
+    _check_graphs(plan, options, weights)
     if options.exact and plan.hopper and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)
     runtime = Runtime(
@@ -74,4 +81,13 @@ def check_exact(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
         raise ConfigError(
             f"exact is True, and the Hopper kernels do not take all of the model on {device}: "
             f'{misfit}; pass backend="portable", whose kernels take every model'
+        )
+
+
+def _check_graphs(plan: KernelPlan, options: EngineOptions, weights: DecoderWeights) -> None:
+    uses_torch = plan.decode.uses_torch or plan.chunks.uses_torch
+    if uses_torch and options.graph and weights.device.type != "cuda":
+        raise ConfigError(
+            f"kernel_plan has products by torch ({shown(plan)}), which a graph on {weights.device} "
+            "cannot hold; make it with plan_for of these weights, or pass graph=False"
         )

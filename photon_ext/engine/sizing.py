@@ -74,7 +74,7 @@ def size_engine(
             f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
             "ask for no more than that"
         )
-    target = Target(config, dtype, device, region)
+    target = SizedModel(config, dtype, device, region)
     rows = options.max_rows or target.default_rows(options, usable)
     need = target.need(options, rows)
     if not need.fits(usable):
@@ -92,7 +92,7 @@ def size_engine(
     return EngineSize(rows, max_len, chunk, buckets, *step, num_pages, words)
 
 
-class Target(NamedTuple):
+class SizedModel(NamedTuple):
     """What an engine is sized for."""
 
     config: ModelConfig
@@ -163,7 +163,7 @@ class Target(NamedTuple):
         )
 
 
-def _remedy(options: EngineOptions, rows: int, target: Target, usable: int) -> str:
+def _remedy(options: EngineOptions, rows: int, target: SizedModel, usable: int) -> str:
     """Names the options that can make it fit: each by itself, or else several together."""
 
     def fits_with(*lowered: str) -> bool:

@@ -103,7 +103,7 @@ class SpatialSkills:
             )
         asked: RequestKeywords = {**options, "skill": skill}
         RequestOptions.of(**asked)  # before an image is encoded; `generate` takes more than these
-        is_embeds = is_array(image) and "float" in str(image.dtype)
+        is_embeds = is_array(image) and "float" in str(image.dtype) and image.ndim != 3
         embeds = image if is_embeds else self.encode_image(image)
         parts: list[Any] = [embeds, text]
         if isinstance(text, str):

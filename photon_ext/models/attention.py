@@ -27,7 +27,7 @@ class DecoderAttention:
     def __init__(
         self, config: ModelConfig, kv: KvPool, max_len: int, max_segments: int, hopper: bool
     ) -> None:
-        """`max_len`: positions; `max_segments`: of a step; `hopper`: see Decoder."""
+        """`max_len`: positions; `max_segments`: of a step; `hopper`: as KernelPlan.hopper."""
         device = kv.keys[0].device
         self._config, self._kv, self._hopper = config, kv, hopper
         self._scale = config.head_dim**-0.5

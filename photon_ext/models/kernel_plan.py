@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from photon_ext.checks import Backend
-from photon_ext.errors import ConfigError
+from photon_ext.checks import Backend, check_backend, check_flag
+from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ MOST_SHARERS = 64  # query heads of a KV head: kRows of the small plans in chunk
 COLUMNS = 64  # the widths that the Hopper linears take are multiples of it: hopper_columns.h
 MOST_NORM_COLUMNS = 16384  # and where they normalize at most this: hopper_columns.h
 CHUNK_CAPABILITY = (8, 0)  # from here on chunks attend by matrix instructions
+DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
 
 
@@ -77,7 +78,7 @@ class Way(Enum):
 @dataclass(frozen=True)
 class Ways:
     """Steps of up to `fused_tokens` tokens go the way FUSED, others of up to `own_tokens` OWN, and
-    those of more TORCH. ConfigError: one is negative.
+    those of more TORCH. ConfigError: one is no integer from 0 on.
     """
 
     fused_tokens: int = 0
@@ -85,8 +86,13 @@ class Ways:
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
-            if tokens < 0:
-                raise ConfigError(f"Ways: {name} is {tokens}, expected 0 or more tokens")
+            if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
+                raise ConfigError(f"Ways: {name} is {shown(tokens)}, expected an integer from 0 on")
+
+    @property
+    def uses_torch(self) -> bool:
+        """Whether steps of some number of tokens multiply through torch."""
+        return max(self.fused_tokens, self.own_tokens) < ALL
 
     def of(self, tokens: int) -> Way:
         if tokens <= self.fused_tokens:
@@ -103,11 +109,19 @@ class KernelPlan:
         hopper: attention and sampling ask for their Hopper kernels.
         decode: decode steps.
         chunks: steps with chunks of prompts.
+
+    ConfigError: one is of another type.
     """
 
     hopper: bool = False
     decode: Ways = Ways()
     chunks: Ways = Ways()
+
+    def __post_init__(self) -> None:
+        check_flag("KernelPlan: hopper", self.hopper)
+        for name, ways in (("decode", self.decode), ("chunks", self.chunks)):
+            if not isinstance(ways, Ways):
+                raise ConfigError(f"KernelPlan: {name} is {shown(ways)}; give Ways(...)")
 
 
 def plan_kernels(
@@ -121,12 +135,18 @@ def plan_kernels(
     use dataclasses.replace.
 
     `backend`: None is hopper where it runs. `exact`: nothing goes through torch, because the order
-    in which its products sum depends on the number of tokens.
+    in which its products sum depends on the number of tokens. It does not say whether the Hopper
+    kernels take all of the model, which an exact engine asks: `hopper_misfit` does.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
     others in a chunk than where it decodes, but no others for what rides beside it. Steps with
-    chunks are fused only where Hopper kernels take all linears.
+    chunks are fused only where Hopper kernels take all linears. ConfigError: a value that `dtype`,
+    `backend` or `exact` cannot have.
     """
+    check_backend(backend)
+    check_flag("exact", exact)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype is {shown(dtype)}; give {', '.join(map(repr, DTYPES))}")
     torch_too = target.capability is not None and not exact
     plain = Ways(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
@@ -206,7 +226,8 @@ def hopper_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None
 
 def _basic_misfit(target: Target, dtype: str) -> str | None:
     if not target.runs_hopper:
-        return "the device does not run the Hopper kernels"
+        only = " without PHOTON_HOPPER_ON_10=1" if target.capability == (10, 0) else ""
+        return f"the device does not run the Hopper kernels{only}"
     return _dtype_misfit(dtype)
 
 

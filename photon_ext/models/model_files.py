@@ -123,9 +123,9 @@ def needs_packages(path: Path) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        remedy = "see pytorch.org" if error.name == "torch" else "pip install 'photon-ext[engine]'"
         raise ModelError(
-            f"loading {path} needs the Python package {error.name!r}; pip install "
-            "'photon-ext[engine]'"
+            f"loading {path} needs the Python package {error.name!r}; {remedy}"
         ) from error
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
 
 MOST_BINS = 4096
+MOST_WIDTH = 2**24  # of what it multiplies
 PROMPTS = {
     "point": "\n\nPoint: {}\n\n",
     "detect": "\n\nDetect: {}\n\n",
@@ -48,14 +48,18 @@ class RegionConfig:
     bins: int = 1024
     coordinate_features: int = 256
     size_features: int = 512
-    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType(PROMPTS))
+    prompts: Mapping[str, str] = field(default_factory=lambda: dict(PROMPTS), hash=False)
 
     def __post_init__(self) -> None:
         sizes = {name: value for name, value in vars(self).items() if name != "prompts"}
         for name, value in sizes.items():
-            if not isinstance(value, int) or value < 2 or (name.endswith("features") and value % 2):
-                even = "an even integer" if name.endswith("features") else "an integer"
-                raise ConfigError(f"RegionConfig: {name} is {value!r}, expected {even} from 2 on")
+            even = name.endswith("features")
+            most = MOST_BINS if name == "bins" else MOST_WIDTH
+            if type(value) is not int or not 2 <= value <= most or (even and value % 2):
+                raise ConfigError(
+                    f"RegionConfig: {name} is {shown(value)}, expected an {'even ' * even}integer "
+                    f"from 2 to {most}"
+                )
         if not isinstance(self.prompts, Mapping):
             raise ConfigError(
                 f"RegionConfig: prompts is {shown(self.prompts)}, expected a text for each of "
@@ -64,8 +68,6 @@ class RegionConfig:
         missing = [name for name in PROMPTS if not isinstance(self.prompts.get(name), str)]
         if missing:
             raise ConfigError(f"RegionConfig: prompts has none for {', '.join(missing)}")
-        if self.bins > MOST_BINS:
-            raise ConfigError(f"RegionConfig: bins is {self.bins}, expected {MOST_BINS} at most")
 
     @property
     def value_ids(self) -> int:
@@ -98,7 +100,9 @@ class RegionHeads(nn.Module):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        """With torch's random weights."""
+        """With torch's random weights. Raises ConfigError: `config` is no RegionConfig."""
+        if not isinstance(config, RegionConfig):
+            raise ConfigError(f"config is {shown(config)}; give a RegionConfig")
         super().__init__()
         self.config = config
         coordinate, size = config.coordinate_features, config.size_features
@@ -136,7 +140,10 @@ class RegionSteps:
                 f"{hidden} wide; give those that were made for it"
             )
         if vocab + config.value_ids >= 2**31:
-            raise ConfigError(f"a vocabulary of {vocab} leaves no ids for {config.bins} bins")
+            raise ConfigError(
+                f"a vocabulary of {vocab} leaves no ids for the region heads' {config.bins} bins; "
+                "give heads of fewer bins"
+            )
         parts = heads.coord_encoder, heads.size_encoder
         encoder = torch.cat(
             [*(part.weight for part in parts), *(part.bias[:, None] for part in parts)], dim=1
@@ -173,7 +180,7 @@ class RegionSteps:
 
 def checked_config(heads: object) -> RegionConfig | None:
     """The shape of what an engine is given as its region heads. Raises ConfigError: they are
-    neither None nor RegionHeads.
+    neither None nor RegionHeads, or have modules or parameters of another shape than their config.
     """
     if heads is None:
         return None
@@ -181,7 +188,21 @@ def checked_config(heads: object) -> RegionConfig | None:
         raise ConfigError(
             f"region is {shown(heads)}; give RegionHeads, for instance those of load_region()"
         )
+    _check_shapes(heads)
     return heads.config
+
+
+def _check_shapes(heads: RegionHeads) -> None:
+    """A module may have been replaced, or changed, since they were made."""
+    expected = RegionHeads(heads.config, device="meta").state_dict()
+    given = heads.state_dict()
+    for name in sorted(expected.keys() | given.keys()):
+        shapes = [tuple(each[name].shape) if name in each else None for each in (given, expected)]
+        if shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"{name} of the region heads is of shape {shapes[0]}, and their config makes it "
+                f"{shapes[1]}; give heads as RegionHeads(config) makes them"
+            )
 
 
 def _check_finite(heads: RegionHeads, dtype: torch.dtype) -> None:
@@ -207,8 +228,9 @@ def load_region(
     `dtype`: torch's, or its name.
 
     Raises ModelError: the file cannot be read, or its tensors are not those of the config;
-    ConfigError: the kernels do not know the dtype.
+    ConfigError: `config` is no RegionConfig, or the kernels do not know the dtype.
     """
-    heads = RegionHeads(config or RegionConfig(), checked_dtype(dtype) or torch.float32, device)
+    config = RegionConfig() if config is None else config
+    heads = RegionHeads(config, checked_dtype(dtype) or torch.float32, device)
     load_module(heads, path, prefix)
     return heads

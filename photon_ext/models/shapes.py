@@ -1,4 +1,4 @@
-"""Shapes of published models, for benchmarks with random weights."""
+"""Shapes of published models, for benchmarks with random weights and `photon-ext info --plan`."""
 
 from __future__ import annotations
 

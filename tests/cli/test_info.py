@@ -155,15 +155,20 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "dtype": "bfloat16",
         "backend": "hopper",
         "exact": True,
+        "hopper_misfit": None,
     }
     tall = {"step": "decode", "op": "down", "least": 65, "most": None, "kernel": "tall"}
     assert {**tall, "why": None} in found["kernels"]
+    _, out, _ = run(capsys, "info", "--plan", "smollm2", "--device", "b200", "--json")
+    misfit = "the device does not run the Hopper kernels without PHOTON_HOPPER_ON_10=1"
+    assert json.loads(out)["hopper_misfit"] == misfit
 
 
 def test_a_plan_of_no_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "info", "--plan", "nowhere")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "model 'nowhere': no such file or directory" in err
+    assert "a Hugging Face directory or a .gguf file, or one of qwen3-0.6b, " in err
     code, out, err = run(capsys, "info", "--device", "h200", "--exact")
     assert (code, out) == (2, "")
     assert err == (

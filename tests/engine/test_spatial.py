@@ -245,6 +245,8 @@ def test_a_picture_and_a_text_make_the_prompt(
         parts = [engine.encode_image(image), text]
         with pytest.raises(RequestError, match=r"shape \(0, 5, 3\)"):
             engine.point(np.zeros((0, 5, 3), np.uint8), "AB")
+        with pytest.raises(RequestError, match=r"an array of float64 of shape \(5, 5, 3\); give a"):
+            engine.point(np.zeros((5, 5, 3)), "AB")
     assert found.token_ids == expected(model[0], heads, parts, "point", 2)
 
 

@@ -4,6 +4,7 @@ engine refuses models that Hopper kernels do not take whole.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -170,7 +171,7 @@ def test_on_a_cpu_nothing_goes_through_torch() -> None:
 
 
 def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
-    with pytest.raises(ConfigError, match="fused_tokens is -1, expected 0 or more"):
+    with pytest.raises(ConfigError, match="fused_tokens is -1, expected an integer from 0 on"):
         Ways(fused_tokens=-1)
 
 
@@ -247,12 +248,47 @@ def test_an_engine_runs_the_plan_that_it_is_given() -> None:
     assert make_parts(EngineOptions(max_len=64, max_rows=4), CONFIG, weights)[1].plan == usual
 
 
-@pytest.mark.parametrize("others", [{"exact": True}, {"backend": "portable"}])
-def test_a_plan_beside_what_chooses_one_is_refused(others: dict[str, bool | Backend]) -> None:
-    with pytest.raises(ConfigError, match="kernel_plan is given, and exact is"):
+@pytest.mark.parametrize(
+    ("others", "named"),
+    [
+        ({"exact": True}, "exact is True: that"),
+        ({"backend": "portable"}, "backend is 'portable': that"),
+        ({"exact": True, "backend": "hopper"}, "exact is True and backend is 'hopper': that"),
+    ],
+)
+def test_a_plan_beside_what_chooses_one_is_refused(
+    others: dict[str, bool | Backend], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"kernel_plan is given, and {named} chooses a plan"):
         EngineOptions(kernel_plan=KernelPlan(), **others)
+
+
+def test_products_by_torch_are_refused_in_a_graph_of_a_cpu() -> None:
+    weights = random_weights(CONFIG, torch.float32)
+    plan = replace(plan_for(CONFIG, weights), chunks=Ways(own_tokens=8))
+    with pytest.raises(ConfigError, match=r"by torch .* which a graph on cpu cannot hold"):
+        make_parts(EngineOptions(max_len=64, max_rows=4, kernel_plan=plan), CONFIG, weights)
+    eager = EngineOptions(max_len=64, max_rows=4, kernel_plan=plan, graph=False)
+    assert make_parts(eager, CONFIG, weights)[1].plan is plan
 
 
 def test_a_plan_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match="kernel_plan is 'hopper'; give what"):
         EngineOptions(kernel_plan="hopper")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Ways(own_tokens=2.5), "Ways: own_tokens is 2.5, expected an integer from 0 on"),
+        (lambda: Ways(True), "Ways: fused_tokens is True, expected an integer"),
+        (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
+        (lambda: KernelPlan(decode=8), r"KernelPlan: decode is 8; give Ways\(...\)"),
+        (lambda: plan_kernels(CONFIG, H200, "int8"), "dtype is 'int8'; give 'float32', 'float16'"),
+        (lambda: plan_kernels(CONFIG, H200, "bfloat16", "fast"), "backend is 'fast'"),
+        (lambda: plan_kernels(CONFIG, H200, "bfloat16", None, 1), "exact is 1; give True or"),
+    ],
+)
+def test_values_that_no_plan_has_are_refused(make: Callable[[], object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        make()

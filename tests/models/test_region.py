@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import nn
 
 from photon_ext.errors import ConfigError, ModelError
-from photon_ext.models.region import PROMPTS, RegionConfig, RegionSteps, load_region
+from photon_ext.models.region import (
+    PROMPTS,
+    RegionConfig,
+    RegionHeads,
+    RegionSteps,
+    checked_config,
+    load_region,
+)
 from tests.models.regions import random_heads
 
 
@@ -38,9 +47,11 @@ def test_weights_are_read_by_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"bins": 1}, "bins is 1, expected an integer from 2 on"),
-        ({"bins": 5000}, "bins is 5000, expected 4096 at most"),
-        ({"size_features": 7}, "size_features is 7, expected an even integer from 2 on"),
+        ({"bins": 1}, "bins is 1, expected an integer from 2 to 4096"),
+        ({"bins": 5000}, "bins is 5000, expected an integer from 2 to 4096"),
+        ({"size_features": 7}, "size_features is 7, expected an even integer from 2 to 16777216"),
+        ({"hidden": 2**25}, "hidden is 33554432, expected an integer from 2 to 16777216"),
+        ({"hidden": True}, "hidden is True, expected an integer"),
         ({"hidden": "64"}, "hidden is '64', expected an integer"),
         ({"prompts": {**PROMPTS, "point": 3}}, "prompts has none for point"),
         ({"prompts": None}, "prompts is None, expected a text for each of point, detect"),
@@ -57,3 +68,35 @@ def test_the_memory_of_steps_is_known_before_it_is_taken(dtype: torch.dtype) -> 
     heads = random_heads(24)
     steps = RegionSteps(heads, 100, 16, 3, torch.zeros(100, 24, dtype=dtype))
     assert steps.nbytes == heads.config.step_bytes(16, 3, dtype.itemsize)
+
+
+def test_configs_are_equal_by_their_values_and_of_their_own_prompts() -> None:
+    config = RegionConfig()
+    assert (config, hash(config)) == (RegionConfig(), hash(RegionConfig()))
+    assert config != RegionConfig(prompts={**PROMPTS, "point": "{}?"})
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert config.prompts is not PROMPTS
+
+
+def test_heads_whose_modules_are_not_their_configs_are_refused() -> None:
+    heads = random_heads(24)
+    heads.size_decoder = nn.Linear(24, 5)
+    with pytest.raises(ConfigError, match=r"size_decoder.bias of the region heads is of shape \("):
+        checked_config(heads)
+    without = random_heads(24)
+    without.coord_encoder = nn.Linear(8, 24, bias=False)
+    with pytest.raises(ConfigError, match=r"coord_encoder.bias .* shape None, .* \(24,\); give"):
+        checked_config(without)
+
+
+def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="config is None; give a RegionConfig"):
+        RegionHeads(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"config is \{\}; give a RegionConfig"):
+        load_region(tmp_path / "none", {})  # type: ignore[arg-type]
+
+
+def test_a_vocabulary_that_leaves_no_ids_names_the_remedy() -> None:
+    few = torch.zeros(1, 24).expand(2**31 - 1000, 24)
+    with pytest.raises(ConfigError, match="no ids for the region heads' 32 bins; give heads of"):
+        RegionSteps(random_heads(24), len(few), 4, 1, few)
