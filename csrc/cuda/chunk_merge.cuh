@@ -88,8 +88,7 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
           shared.sums() + Plan::sum_place(row, quad / 2) + quad % 2 * 4);
       float4 parts[kParts];
 #pragma unroll
-      for (int k = 0; k < kParts; ++k)
-        parts[k] = valid ? load_from_block(at, k) : float4{};
+      for (int k = 0; k < kParts; ++k) parts[k] = valid ? load_from_block(at, k) : float4{};
       float sum[4] = {};
 #pragma unroll
       for (int k = 0; k < kParts; ++k) {
