@@ -6,7 +6,8 @@ The engine serves requests that end by a stop token: temperature 1 and a stop se
 vocabulary, so that random weights generate about 110 tokens each. Predictions come from steady
 medians of runs of their own, observations from the wall time of other requests. A row is met where
 they differ by at most half a point or a tenth of the gain; otherwise the device's and the host's
-part of ordinary steps are compared with the medians. `--long` decodes 8,192 tokens in each of 32
+part of ordinary steps are compared with the medians. With `--answer N` all answers are of N tokens,
+and end by their cap: `--answer 3 --prompt 500`. `--long` decodes 8,192 tokens in each of 32
 sequences. `--meter-cost` compares steps with the meter and its step gaps on and off. On a CPU the
 sizes are small: about a minute. `benchmarks.report FILE` shows the tables of a result.
 """
@@ -76,6 +77,7 @@ class Bench:
         """
         args = self.args
         load = self._load(streams, args.requests)
+        full = streams if load.prompt_steps is None else 1
         logs: dict[int, list[StepLog]] = {1: [], 2: []}
         runs: dict[int, list[Served]] = {1: [], 2: []}
         with ExitStack() as stack:
@@ -85,13 +87,14 @@ class Bench:
             }
             self._calibrate(engines, logs, streams)
             for depth in logs:
-                periods(medians(logs[depth], streams))  # too few steps: an error now
+                periods(medians(logs[depth], full))  # too few steps: an error now
             for round_ in range(args.rounds):
                 for depth, engine in _in_turns(engines, round_):
                     seed = OBSERVED_SEED + round_
                     runs[depth].append(self._serve(engine, load, seed, f"depth {depth}"))
                 self._calibrate(engines, logs, streams)
-        sides = (Side(d, medians(logs[d], streams), runs[d], streams) for d in (1, 2))
+        given = streams, load.prompt_steps
+        sides = (Side(d, medians(logs[d], full), runs[d], *given) for d in (1, 2))
         return Gain(*sides).as_dict()
 
     def long(self, depth: int) -> dict[str, Any]:
@@ -135,8 +138,10 @@ class Bench:
         return {"off_ms": median(off), "on_ms": median(on), "ratio": ratio, "rounds": rounds}
 
     def _load(self, streams: int, requests: int) -> Load:
-        """Requests of about --length tokens."""
-        length, prompt = self.args.length, self.args.prompt
+        """Requests of about --length tokens, or of --answer."""
+        length, prompt, answer = self.args.length, self.args.prompt, self.args.answer
+        if answer is not None:
+            return Load(streams, requests, prompt, None, answer, self.temperature)
         return Load(streams, requests, prompt, length, LONGEST * length, self.temperature)
 
     def _calibrate(
@@ -201,6 +206,7 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--calibrate", type=number, help="requests per stream of each run for the medians")
     add("--rounds", type=number, default=1, help="observed runs per depth, in turns")
     add("--length", type=number, help="mean tokens of a request: the stop set is 1/N of the ids")
+    add("--answer", type=number, help="tokens of all answers, which then end by their cap")
     add("--prompt", type=number, default=16, help="tokens of a prompt")
     add(
         "--dtype", choices=cli.DTYPES, help="default: bfloat16 for shapes, a model's own for models"

@@ -1,10 +1,13 @@
-"""Single-stream decode on a CPU beside transformers and llama.cpp: prompt and threads the same.
+"""Decode on a CPU: one stream beside transformers and llama.cpp, and many requests at once.
 
     python -m benchmarks.cpu [--model smollm2] [--new-tokens 64] [--threads N] [--json FILE]
 
 All are greedy. Ours and transformers.generate run the same float32 weights, and their tokens must
 be equal before anything is timed. llama.cpp reads the model's own .gguf file, weights as stored,
 where the package llama-cpp-python is installed. Runs alternate; medians are compared.
+
+With `--together` 8 requests of mixed lengths go through the engine, at once and one after the other
+in turns, in both dtypes; their tokens must be equal.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,6 +31,7 @@ from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session
 from benchmarks.common.tables import Table
+from photon_ext import Engine, SamplingParams
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loader import load_model, resolve_model
 from photon_ext.models.weights import DecoderWeights
@@ -35,6 +40,8 @@ PROMPT = "The first thing that a traveller sees on coming over the pass is the l
 SPARE = 8
 MOST_THREADS = 256  # of our kernels (csrc/cpu/parallel.cpp)
 BASE = "transformers float32"
+TOGETHER = ((16, 56), (40, 48), (64, 40), (24, 64), (120, 32), (200, 48), (8, 96), (30, 72))
+"""Tokens of prompts and answers, of requests at once."""
 HEADER = ("", "tokens/s", "ratio", "decode tokens/s", "ratio", "first token ms")
 
 
@@ -185,6 +192,42 @@ def compare(args: Namespace, result: ResultFile) -> dict[str, Any]:
     }
 
 
+def together(args: Namespace, dtype: torch.dtype | None, result: ResultFile) -> dict[str, Any]:
+    """Requests at once against the same one after the other, in turns."""
+    config, weights = open_model(args.model, dtype, torch.device("cpu"))
+    choose = Random(7)
+    prompts = [[choose.randrange(config.vocab) for _ in range(size)] for size, _ in TOGETHER]
+    params = [SamplingParams(max_new_tokens=size, ignore_eos=True) for _, size in TOGETHER]
+    longest = max(map(sum, TOGETHER))
+    options = {"max_rows": len(TOGETHER), "max_len": longest, "prefix_cache": False}
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    with Engine.from_weights(config, weights, None, **options) as engine:
+        engine.generate(prompts, params)
+        for round_ in range(args.repeats):
+            for at_once in (False, True):
+                result.progress.show(f"cpu: {weights.dtype}, at once {at_once}, run {round_ + 1}")
+                begin = time.perf_counter()
+                if at_once:
+                    outputs = engine.generate(prompts, params)
+                else:
+                    pairs = zip(prompts, params, strict=True)
+                    alone = [engine.generate([prompt], one)[0] for prompt, one in pairs]
+                seconds[at_once].append(time.perf_counter() - begin)
+    if [one.token_ids for one in outputs] != [one.token_ids for one in alone]:
+        raise BenchmarkError("tokens of requests at once are not those of the same alone")
+    tokens = sum(count for _, count in TOGETHER)
+    rate, single = (tokens / median(seconds[at_once]) for at_once in (True, False))
+    return {
+        "requests": len(TOGETHER),
+        "dtype": str(weights.dtype).removeprefix("torch."),
+        "tokens_equal": True,
+        "tokens_per_s": rate,
+        "one_by_one_tokens_per_s": single,
+        "ratio": rate / single,
+        "seconds": {"at_once": seconds[True], "one_by_one": seconds[False]},
+    }
+
+
 def check_equal(ours: list[int], theirs: list[int]) -> None:
     """Raises BenchmarkError at the first token that differs."""
     for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -212,24 +255,12 @@ def thread_count(text: str) -> int:
     return threads
 
 
-def main(given: list[str] | None = None) -> int:
-    options = cli.parser(__doc__.splitlines()[0])
-    add = options.add_argument
-    known = ", ".join(SHAPES)
-    add("--model", default="smollm2", help=f"a real model, or one of {known}: random weights")
-    add("--prompt", type=prompt_text, default=PROMPT)
-    add("--new-tokens", type=cli.positive_integer, default=64)
-    add("--repeats", type=cli.positive_integer, default=3)
-    add("--threads", type=thread_count, help="for all; default: as many as our kernels take")
-    args = options.parse_args(given)
-    args.threads = args.threads or photon_ext.num_threads()
-    photon_ext.set_num_threads(args.threads)
-    torch.set_num_threads(args.threads)
-    result = ResultFile("cpu", args, args.json)
+def single_stream(args: Namespace, result: ResultFile) -> bool:
+    """Measures and prints it; False: it failed."""
     labels = {"what": "single stream", "model": args.model, "device": "cpu"}
     entry = result.measure(labels, partial(compare, args, result))
     if entry is None:
-        return 1
+        return False
     rows = []
     for label, own in entry["rates"].items():
         whole, decode = entry["ratio"][label], entry["decode_ratio"][label]
@@ -239,7 +270,40 @@ def main(given: list[str] | None = None) -> int:
     print(f"{args.model}: {sizes}, {entry['threads']} threads, float32 tokens equal")
     Table("", HEADER, rows).show()
     print(f"llama.cpp: {entry['llama_cpp']}")
-    return 0
+    return True
+
+
+def requests_together(args: Namespace, result: ResultFile) -> bool:
+    """The same for requests at once, in float32 and in the model's own dtype."""
+    ok = True
+    for name, dtype in (("float32", torch.float32), ("default", None)):
+        labels = {"what": "together", "model": args.model, "device": "cpu", "of": name}
+        entry = result.measure(labels, partial(together, args, dtype, result))
+        if entry is not None:
+            rates_ = f"{entry['tokens_per_s']:.1f} and {entry['one_by_one_tokens_per_s']:.1f}"
+            told = f"{entry['requests']} requests at once and one by one {rates_} tokens/s"
+            print(f"{entry['dtype']}: {told}, x{entry['ratio']:.2f}, tokens equal")
+        ok = ok and entry is not None
+    return ok
+
+
+def main(given: list[str] | None = None) -> int:
+    options = cli.parser(__doc__.splitlines()[0])
+    add = options.add_argument
+    known = ", ".join(SHAPES)
+    add("--model", default="smollm2", help=f"a real model, or one of {known}: random weights")
+    add("--prompt", type=prompt_text, default=PROMPT)
+    add("--new-tokens", type=cli.positive_integer, default=64)
+    add("--repeats", type=cli.positive_integer, default=3)
+    add("--threads", type=thread_count, help="for all; default: as many as our kernels take")
+    add("--together", action="store_true", help="only requests at once and one after the other")
+    args = options.parse_args(given)
+    args.threads = args.threads or photon_ext.num_threads()
+    photon_ext.set_num_threads(args.threads)
+    torch.set_num_threads(args.threads)
+    result = ResultFile("cpu", args, args.json)
+    show = requests_together if args.together else single_stream
+    return 0 if show(args, result) else 1
 
 
 if __name__ == "__main__":

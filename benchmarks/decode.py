@@ -8,6 +8,9 @@ plain steps for ms/step, the host's split, a second pipeline with timing events 
 and on CUDA, after everything else, a profile for the node gap. Beside it stands a prediction: the
 floor, and NODE_US for each kernel of the step. `--timeline-cost` compares steps with the checks for
 a timeline, while none is recorded, and without. On a CPU the sizes are small: about a minute.
+
+`--engine plain,exact` and `--prefill 256,2048` measure these alone: ms/step of whole answers
+through the engine, and the forward of a prompt of so many tokens.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from unittest.mock import patch
 import torch
 
 from benchmarks.common import options as cli
+from benchmarks.common.engine_steps import prefill_forward, through_engine
 from benchmarks.common.kineto import idle, record
 from benchmarks.common.models import open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
@@ -35,6 +39,7 @@ from photon_ext.runtime import probe
 TRACED_STEPS = 12
 CHECKED_STEPS = 16
 SPARE = 16  # tokens beyond the windows: no row may end while it is measured
+WAYS = ("plain", "exact")  # of the engine
 PROBES = ("turn", "begin", "end", "launched", "committed")
 TIMELINE_ROUNDS, TIMELINE_STEPS = {"cuda": 20, "cpu": 4}, 40
 NODE_US = {True: 2.5, False: 3.0}
@@ -125,6 +130,18 @@ class Bench:
         ratios = [one / other for one, other in zip(off, bare, strict=True)]
         medians = {"off_ms": median(off), "bare_ms": median(bare), "ratio": median(ratios)}
         return {**medians, "ratios": ratios, "steps": steps}
+
+    def through_engine(self, batch: int, way: str) -> dict[str, Any]:
+        """Decode of whole requests, which the read floor of their mean context is beside."""
+        found = through_engine(self.config, self.weights, batch, way == "exact")
+        kv = self.config.kv_bytes_per_token(self.weights.dtype.itemsize)
+        nbytes = self.weights.bytes_per_step + batch * found["context"] * kv
+        return {**found, "floor_ms": nbytes / self.bytes_per_s * 1e3}
+
+    def prefill(self, chunk: int, way: str) -> dict[str, Any]:
+        """The forward of a whole prompt."""
+        fast = cli.use_hopper(self.args)
+        return prefill_forward(self.config, self.weights, chunk, fast, way == "exact")
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
         fast = cli.use_hopper(self.args)
@@ -225,6 +242,14 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
     if result.measure({"what": "check", "model": name}, load) is None:
         return None
     bench = benches[0]
+    if args.engine or args.prefill:
+        for way, batch in product(args.engine, args.batches):
+            labels = {"what": "engine", "model": name, "batch": batch, "way": way}
+            result.measure(labels, partial(bench.through_engine, batch, way))
+        for chunk, way in product(args.prefill, args.engine or ["plain"]):
+            labels = {"what": "prefill", "model": name, "chunk": chunk, "way": way}
+            result.measure(labels, partial(bench.prefill, chunk, way))
+        return bench
     for batch in args.batches:
         for depth in args.depth:
             sizes = {"dtype": bench.dtype, "batch": batch, "depth": depth}
@@ -258,9 +283,16 @@ def arguments(given: list[str] | None) -> Namespace:
     cli.backend_option(options)
     add("--spin", action="store_true", help="wait for steps by spinning")
     add("--timeline-cost", action="store_true", help="compare steps with a timeline's checks")
+    told = f"of {', '.join(WAYS)}: measure only decode through the engine, so"
+    add("--engine", type=cli.names, default=[], metavar="WAYS", help=told)
+    told = "measure only forwards of prompts of so many tokens"
+    add("--prefill", type=cli.integers, default=[], metavar="TOKENS", help=told)
     add("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     args.kernels = cli.running_kernels(args)
+    if unknown := [way for way in args.engine if way not in WAYS]:
+        options.error(f"--engine {', '.join(unknown)}: unknown; known are {', '.join(WAYS)}")
+    args.nodes = args.nodes and not (args.engine or args.prefill)
     return args
 
 

@@ -120,7 +120,7 @@ def listener(labels: dict[str, Any], result: ResultFile) -> Hear:
 
     def hear(said: dict[str, Any]) -> None:
         if said["what"] == "loaded":
-            facts.update(version=said["version"], load_s=said["load_s"])
+            facts.update({name: said[name] for name in ("version", "load_s", "start_up")})
         elif said["what"] == "begins":
             result.progress.show(f"traffic: {labels['title']}, {said['told']}")
         else:

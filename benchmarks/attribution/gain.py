@@ -17,6 +17,8 @@ from photon_ext.observe.cost_model import (
     predict,
     steps_per_request,
 )
+from photon_ext.observe.meter import percentile
+from photon_ext.runtime.step import StepKind
 
 TOLERANCE = 0.005  # half a point, or
 TOLERANCE_SHARE = 0.1  # of the predicted gain, whichever is more
@@ -51,12 +53,15 @@ def periods(found: Medians) -> Periods:
 
 @dataclass(frozen=True)
 class Side:
-    """One depth: its steady medians, the runs that were observed, and sequences at once."""
+    """One depth: its steady medians, the runs that were observed, and sequences at once; of answers
+    that end by their cap, the prefill steps of a prompt.
+    """
 
     depth: int
     usual: Medians
     runs: Sequence[Served]
     streams: int
+    prompt_steps: float | None = None
 
     @property
     def periods(self) -> Periods:
@@ -65,12 +70,18 @@ class Side:
     @cached_property
     def here(self) -> Medians:
         """The medians of the observed runs."""
-        return medians([run.log for run in self.runs], self.streams)
+        return medians([run.log for run in self.runs], self.full)
+
+    @property
+    def full(self) -> int:
+        """Rows of a full batch: of short answers that end by their cap, any."""
+        return self.streams if self.prompt_steps is None else 1
 
     @property
     def work(self) -> Workload:
         """What was asked of it, by the observed L."""
-        return Workload(self.streams, sum(run.tokens for run in self.runs) / self.requests)
+        length = sum(run.tokens for run in self.runs) / self.requests
+        return Workload(self.streams, length, self.prompt_steps)
 
     @property
     def tokens_per_s(self) -> float:
@@ -87,7 +98,19 @@ class Side:
     @property
     def full_steps(self) -> int:
         """Decode steps of a full batch."""
-        return sum(step.steady(self.streams) for run in self.runs for step in run.log.steps)
+        return sum(step.steady(self.full) for run in self.runs for step in run.log.steps)
+
+    @property
+    def gap_us(self) -> dict[str, float] | None:
+        """Median and 99th percentile of the observed runs' step gaps; None without timing."""
+        found = [step.gap_us for run in self.runs for step in run.log.steps]
+        gaps = [us for us in found if us is not None]
+        return {f"p{p}": percentile(gaps, p / 100) for p in (50, 99)} if gaps else None
+
+    def steps_of(self, kind: StepKind) -> float:
+        """Observed steps of a kind, by request."""
+        steps = (step for run in self.runs for step in run.log.steps)
+        return sum(step.kind is kind and not step.dead for step in steps) / self.requests
 
     @property
     def model_ms(self) -> float:
@@ -167,6 +190,9 @@ class Gain:
             "length": self.pipe.work.tokens_per_request,
             "requests": self.pipe.requests,
             "rounds": len(self.pipe.runs),
+            "capped": self.pipe.prompt_steps is not None,
+            "gaps_us": {name: side.gap_us for name, side in sides.items()},
+            "steps": {name: self._steps(side) for name, side in sides.items()},
             "stopped": sum(run.stopped for run in self.pipe.runs),
             "zombie_share": found.zombie_share,
             "formula": found.formula_gain,
@@ -191,6 +217,14 @@ class Gain:
             "period_ms": period,
             "left_over_us": None if device is None else (period - device) * 1e3,
             "gap_us": None if gap is None else gap * 1e3,
+        }
+
+    def _steps(self, side: Side) -> dict[str, dict[str, float]]:
+        """Steps by request: as counted, and as the model has them."""
+        model = steps_per_request(side.work, side.depth)
+        return {
+            "decode": {"here": side.steps_of(StepKind.DECODE), "model": model.decode},
+            "prefill": {"here": side.steps_of(StepKind.PREFILL), "model": model.prefill},
         }
 
     def _digests(self, side: Side) -> list[int]:

@@ -45,6 +45,16 @@ class Load:
     new_tokens: int
     temperature: float
 
+    @property
+    def chunk(self) -> int:
+        """Prompt tokens of a step."""
+        return min(512, self.streams * self.prompt)
+
+    @property
+    def prompt_steps(self) -> float | None:
+        """Prefill steps that a prompt fills, of answers that end by their cap; else None."""
+        return self.prompt / self.chunk if self.length is None else None
+
     def stop_ids(self, vocab: int) -> tuple[int, ...]:
         """The stop set: the same for all requests and runs."""
         if self.length is None:
@@ -100,7 +110,6 @@ def open_server(
     """An engine without a tokenizer for `load`, the largest that it is to serve; its memory is
     freed at the end. `options`: timing, meter, blocking and backend of EngineOptions."""
     longest = load.prompt + load.new_tokens
-    chunk = min(512, load.streams * load.prompt)
     engine = Engine.from_weights(
         config,
         weights,
@@ -109,9 +118,9 @@ def open_server(
         depth=depth,
         page_size=PAGE_SIZE,
         num_pages=load.streams * -(-longest // PAGE_SIZE),
-        chunk=chunk,
+        chunk=load.chunk,
         prefill="separate",
-        prefill_buckets=tuple(_doubling(load.prompt, chunk)),
+        prefill_buckets=tuple(_doubling(min(load.prompt, load.chunk), load.chunk)),
         max_stop_ids=max(1, len(load.stop_ids(config.vocab))),
         prefix_cache=False,  # each round has the same prompts
         **options,

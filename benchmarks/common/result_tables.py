@@ -25,6 +25,14 @@ NODES = {
     **{"traced step us": "step_us", "in kernels": "kernel_us", "node gap us": "node_gap_us"},
     "kernels": "kernels",
 }
+ENGINE = {
+    **{**STEP, "way": "way", "context": "{context:.0f}", "ms/step": "ms_per_step"},
+    **{"floor ms": "floor_ms", "gap us": "gap_us[p50]", "p99": "gap_us[p99]"},
+}
+PREFILL = {
+    **{"model": "model", "tokens": "chunk", "way": "way", "ms": "ms", "tok/s": "tokens_per_s"},
+    **{"TFLOP/s": "tflop_per_s", "of a product": "product_tflop_per_s", "share": "{share:.0%}"},
+}
 TIMELINE = {**STEP, "ms/step with checks": "off_ms", "without": "bare_ms", "ratio": "{ratio:.4f}"}
 CONSTRAINTS = {
     **{**STEP, "rows": "mode", "ms/step": "ms", "least": "least", "most": "most"},
@@ -53,7 +61,8 @@ GAIN = {
     **{"model": "model", "streams": "streams", "requests": "requests", "blocking ms": "block_ms"},
     **{"pipelined ms": "pipe_ms", "gap us": "parts[gap_us]", "L": "{length:.1f}"},
     **{"formula": "{formula:+.1%}", "predicted": "{predicted:+.1%}"},
-    **{"observed": "{observed:+.1%}", "met": "{met}"},
+    **{"observed": "{observed:+.1%}", "met": "{met}", "all gaps us": "gaps_us[pipe][p50]"},
+    "p99": "gaps_us[pipe][p99]",
 }
 METER = {
     **{"model": "model", "streams": "streams", "ms/step off": "off_ms", "ms/step on": "on_ms"},
@@ -71,12 +80,14 @@ TRAFFIC = {
     **{f"ITL {share}": f"inter_token_ms[{share}]" for share in LATENCIES},
     **{"active": "{meter[active_share]:.1%}", "gap p99 us": "meter[gap_us][p99]"},
     **{"host us": "meter[host_us]", "zombies": "{meter[zombie_share]:.1%}"},
+    "quiet": "{meter[grown][quiet_steps]}/{meter[grown][decode_steps]}",
     "late p99": "late_ms[p99]",
     "hit tokens": "{meter[grown][prefix_hit_tokens]}/{meter[grown][prompt_tokens]}",
     "preempted": "meter[grown][preemptions]",
 }
 TURNS = {
     **{"load": "load", "engine": "title", "rate/s": "rate", "turn": "turn"},
+    "hit tokens": "{cached}/{prompt}",
     **{f"TTFT ms {share}": share for share in LATENCIES},
 }
 LADDER = {
@@ -102,6 +113,8 @@ def _decode(data: Entry) -> Iterator[Table]:
     yield Table.of("", _of(data, "decode"), DECODE)
     yield Table.of("the checks for a timeline that nobody records", _of(data, "timeline"), TIMELINE)
     yield Table.of("traced", _of(data, "nodes"), NODES)
+    yield Table.of("through the engine", _of(data, "engine"), ENGINE)
+    yield Table.of("forward of a prompt", _of(data, "prefill"), PREFILL)
 
 
 def _constraints(data: Entry) -> Iterator[Table]:
@@ -163,7 +176,7 @@ def _gain_remarks(entry: Entry) -> Iterator[str]:
         yield f"{label}: {entry['cause']}"
     if not entry["tokens_equal"]:
         yield f"{label}: depth 1 and 2 generated different tokens; gains compare tokens/s"
-    if entry["stopped"] < 0.9 * entry["requests"]:
+    if not entry.get("capped") and entry["stopped"] < 0.9 * entry["requests"]:
         met = f"only {entry['stopped']} of {entry['requests']} requests met a stop token"
         yield f"{label}: {met}; zombies are rarer than meant"
     yield f"{label}: {entry['verdict']}"
@@ -189,10 +202,12 @@ def _traffic(data: Entry) -> Iterator[Table]:
     for model in dict.fromkeys(entry["model"] for entry in data["entries"]):
         own = [entry for entry in _of(data, "cell") if entry["model"] == model]
         ends = (entry for entry in saturated if entry["model"] == model)
-        told = [f"{e['title']}: {e['load']} queues for 1 s from {e['rate']:.3g}/s on" for e in ends]
+        told = list(dict.fromkeys(_start_up(e) for e in own if e.get("start_up")))
+        queues = "{title}: {load} queues for 1 s from {rate:.3g}/s on"
+        told += [queues.format_map(entry) for entry in ends]
         yield Table.of(model, own, TRAFFIC, told)
         turns = [
-            {**entry, "turn": int(turn), **ttft}
+            {**entry, "turn": int(turn), **ttft, **entry.get("hits_by_turn", {}).get(turn, {})}
             for entry in own
             if len(entry["ttft_by_turn"]) > 1
             for turn, ttft in entry["ttft_by_turn"].items()
@@ -200,6 +215,12 @@ def _traffic(data: Entry) -> Iterator[Table]:
         yield Table.of(
             f"{model}: TTFT by turn, or of the first request and the others", turns, TURNS
         )
+
+
+def _start_up(entry: Entry) -> str:
+    at, title = entry["start_up"], entry["title"]
+    memory = f"{at['graphs']} graphs of {at['graph_mib']:.0f} MiB in {at['capture_s']:.1f} s"
+    return f"{title}: made in {at['engine_s']:.1f} s, {memory}"
 
 
 TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {

@@ -34,6 +34,7 @@ class Session:
         depth: steps in flight.
         timing: record events around each step, which adds their cost to it.
         chunk: tokens per prefill step; None: all prompts.
+        captured: prefill steps of `chunk` tokens are graphs, too.
         blocking: the wait for a step yields the CPU; else it spins.
         fast: use the fast kernels, where they fit.
         exact: prefill with our own linears, whose results do not depend on what else is in the
@@ -50,6 +51,7 @@ class Session:
         depth: int,
         timing: bool = False,
         chunk: int | None = None,
+        captured: bool = False,
         blocking: bool = True,
         exact: bool = False,
         fast: bool = False,
@@ -86,7 +88,7 @@ class Session:
             self._forward,
             vocab_size=config.vocab,
             buckets=(self.batch,),
-            prefill_buckets=(),
+            prefill_buckets=(chunk,) if captured else (),
             chunk=chunk,
         )
         firsts = range(0, self.batch * pages, pages)

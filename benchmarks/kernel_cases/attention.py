@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
+from benchmarks.common.replay import Run
 from benchmarks.common.session import PAGE_SIZE
 from benchmarks.kernel_cases.case import (
     Baseline,
@@ -95,6 +97,16 @@ def _sdpa(at: Setting, name: str, query: torch.Tensor, mask: Any = None) -> Base
     return Baseline(name, [partial(attend, query, key, value) for key, value in pairs])
 
 
+def _by_flash(run: Run) -> Run:
+    """With torch's FLASH_ATTENTION backend and no other."""
+
+    def attend() -> object:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return run()
+
+    return attend
+
+
 def _heads(at: Setting) -> list[torch.Tensor]:
     """q, k and v of a batch."""
     counts = (at.config.q_heads, at.config.kv_heads, at.config.kv_heads)
@@ -175,7 +187,13 @@ def _chunk(at: Setting) -> Case:
         return compare("chunk attention", out[some], expected)
 
     query, mask = q.transpose(0, 1)[None], causal_lower_right(chunk, at.context)
-    baseline = partial(_sdpa, at, "SDPA on contiguous KV", query, mask)
+
+    def baseline() -> Baseline:
+        made = _sdpa(at, "SDPA on contiguous KV", query, mask)
+        if at.device.type != "cuda":
+            return made
+        return Baseline("FLASH_ATTENTION on contiguous KV", [*map(_by_flash, made.runs)])
+
     seen = chunk * first + chunk * (chunk + 1) // 2  # pairs of a query and a key it may see
     kv, flops = _kv_bytes(at), 4 * seen * at.config.q_size
     nbytes = kv + q.nbytes + out.nbytes

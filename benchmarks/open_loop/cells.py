@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.common.result import BenchmarkError
@@ -92,8 +92,22 @@ class Cells:
         gc.collect()
         gc.freeze()  # the prompts are not looked through while it is measured
         run = Client(self._server, asks).run()
-        found = figures(asks, run)
-        return {**found, "meter": self._server.counters(found["busy_s"])}
+        found, hits = figures(asks, run), self._server.hits()
+        by_turn = hits_by_turn([ask.turn for ask in asks], hits) if hits else {}
+        meter = self._server.counters(found["busy_s"])
+        return {**found, "hits_by_turn": by_turn, "meter": meter}
+
+
+def hits_by_turn(
+    turns: Sequence[int], hits: Sequence[tuple[int, int]]
+) -> dict[int, dict[str, int]]:
+    """Tokens of prompts, and those of them that were found in a cache, summed by turn."""
+    sums: dict[int, dict[str, int]] = {}
+    for turn, (prompt, cached) in zip(turns, hits, strict=True):
+        one = sums.setdefault(turn, {"prompt": 0, "cached": 0})
+        one["prompt"] += prompt
+        one["cached"] += cached
+    return sums
 
 
 def saturation(start: float, queueing: Callable[[float], float]) -> float:
@@ -120,7 +134,9 @@ def run(task: dict[str, Any]) -> None:
     module, _, name = SERVERS[task["engine"]].partition(":")
     make = getattr(importlib.import_module(f"benchmarks.open_loop.{module}"), name)
     server: Server = make(task)
-    say({"what": "loaded", "version": server.version, "load_s": time.perf_counter() - begin})
+    load_s = time.perf_counter() - begin
+    said = {"version": server.version, "load_s": load_s, "start_up": server.start_up}
+    say({"what": "loaded", **said})
     plan = Plan(**task["plan"])
     for load in plan.loads:
         Cells(server, load, plan).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from benchmarks.common.result import BenchmarkError
@@ -22,17 +22,20 @@ class News(NamedTuple):
 
 
 class Server(Protocol):
-    """An engine that has loaded its model: its package's version, and the size of its vocabulary.
+    """An engine that has loaded its model: its package's version, the size of its vocabulary, and
+    what it says of its start.
 
     A run begins with `begin`; requests count from 0 in each. `submit` queues one for exactly
     `count` tokens, greedy; `news` waits for some, at most so many seconds, and may return none.
     `answer` has the tokens of a request that has ended, and raises BenchmarkError for one that
     failed. After the last end `times` has when each token of each request came, and `counters`
-    what the engine itself says of the run, in which there was work for `busy_s`.
+    what the engine itself says of the run, in which there was work for `busy_s`; `hits`, of each
+    request, its prompt's tokens and how many of them were found in a cache; empty: it does not say.
     """
 
     version: str
     vocabulary: int
+    start_up: Mapping[str, float]
 
     def begin(self) -> None: ...
     def submit(self, index: int, prompt: list[int], count: int) -> None: ...
@@ -40,6 +43,7 @@ class Server(Protocol):
     def answer(self, index: int) -> list[int]: ...
     def times(self) -> list[list[float]]: ...
     def counters(self, busy_s: float) -> dict[str, Any]: ...
+    def hits(self) -> list[tuple[int, int]]: ...
     def close(self) -> None: ...
 
 

@@ -26,7 +26,9 @@ class OurServer:
         self.version = photon_ext.__version__
         dtype = None if task["dtype"] is None else DTYPES[task["dtype"]]
         config, weights = open_model(task["model"], dtype, device_of(task["device"]))
+        begin = time.perf_counter()
         self._engine = Engine.from_weights(config, weights, None, **task["options"])
+        self.start_up = {"engine_s": time.perf_counter() - begin, **_captured(self._engine)}
         self.vocabulary = self._engine.vocab_size
         self.begin()
         self._engine.listen(self._hear)
@@ -89,5 +91,20 @@ class OurServer:
             "host_us": (works[1] - works[0]) / max(grown["steps"], 1) * 1e6,
         }
 
+    def hits(self) -> list[tuple[int, int]]:
+        outputs = (self._requests[index].result() for index in range(len(self._requests)))
+        return [(output.prompt_tokens, output.cached_tokens) for output in outputs]
+
     def close(self) -> None:
         self._engine.close()
+
+
+def _captured(engine: Engine) -> dict[str, float]:
+    """How many graphs, and their time and memory."""
+    runtime: Any = engine._pipeline._runtime
+    report = runtime.report
+    return {
+        "capture_s": report.seconds,
+        "graphs": report.graphs,
+        "graph_mib": report.graph_bytes / 2**20,
+    }

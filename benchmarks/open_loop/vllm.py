@@ -29,6 +29,7 @@ class VllmServer:
         self.version = str(vllm.__version__)
         greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
         self._params = partial(vllm.SamplingParams, **greedy, output_kind=RequestOutputKind.DELTA)
+        self.start_up: dict[str, float] = {}
         self._loop, self._names = asyncio.new_event_loop(), count()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         args = AsyncEngineArgs(
@@ -87,6 +88,9 @@ class VllmServer:
 
     def counters(self, busy_s: float) -> dict[str, Any]:
         return {}
+
+    def hits(self) -> list[tuple[int, int]]:
+        return []
 
     def close(self) -> None:
         self._llm.shutdown()

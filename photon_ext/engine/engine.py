@@ -186,7 +186,8 @@ class Engine(SpatialSkills):
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
-        planner = Planner(scheduler, pipeline.roster, chunk, budget)
+        alone = min(chunk, max_tokens_per_step or chunk)
+        planner = Planner(scheduler, pipeline.roster, alone, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
         self._loop = EngineLoop(

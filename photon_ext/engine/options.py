@@ -58,8 +58,8 @@ class EngineOptions:
             have more than four chunks of them left, all of `chunk` rides, however long the step
             takes. "separate": prefill and decode steps take turns. The answers are the same. None:
             "mixed" where prefill steps are captured; else "separate".
-        max_tokens_per_step: tokens of a step with "mixed", decode rows included; None: `chunk`
-            prompt tokens beside any decode rows.
+        max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included; None:
+            `chunk` prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,
             16, 32, ... doubled up to max_rows. Start-up captures three graphs for each of them and
             each slot.

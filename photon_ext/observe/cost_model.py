@@ -60,19 +60,25 @@ class Workload:
         streams: sequences that run at once.
         tokens_per_request: L, tokens a request generates before its stop token ends it, the stop
             token included; about geometric.
+        prompt_steps: of answers that are all of L tokens, and end by their length cap: prefill
+            steps that one prompt fills, 0.5 where two share one. None: they end by a stop token.
 
     Raises:
-        ConfigError: there is no stream, or tokens_per_request is below 1 or not finite.
+        ConfigError: there is no stream, or a number is too small or not finite.
     """
 
     streams: int
     tokens_per_request: float
+    prompt_steps: float | None = None
 
     def __post_init__(self) -> None:
         check_count("streams", self.streams)
         length = self.tokens_per_request
         if not (math.isfinite(length) and length >= 1):
             raise ConfigError(f"tokens_per_request is {length!r}; give a number from 1 on")
+        steps = self.prompt_steps
+        if steps is not None and not (math.isfinite(steps) and steps > 0):
+            raise ConfigError(f"prompt_steps is {steps!r}; give a positive number, or None")
 
 
 @dataclass(frozen=True)
@@ -101,9 +107,18 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
     A request takes one prefill step, which samples its first token, and L - 1 decode steps. In a
     batch, requests that end in the same step are admitted in the same prefill step, and one is due
     after each decode step in which any of the streams ended.
+
+    A cap is known ahead, and makes no zombie. Where answers end so, a prompt waits nearly always,
+    and each prefill step is followed by a decode step; short answers need no others.
     """
     check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
+    if work.prompt_steps is not None:
+        prefill = max(work.prompt_steps, 1 / streams)
+        if streams == 1:
+            return Steps(length - 1, float(math.ceil(prefill)), 0.0, 0.0)
+        turns = prefill if length > 1 else 0.0
+        return Steps(max((length - 1) / streams, turns), prefill, 0.0, 0.0)
     if streams == 1:
         return Steps(length - 1, 1.0, float(depth == 2), 0.0)
     if length == 1:
@@ -174,7 +189,8 @@ def predict(block: Periods, pipe: Periods, work: Workload) -> Prediction:
     """What depth 2 is worth over depth 1, from the measured periods of both."""
     blocking, pipelined = steps_per_request(work, 1), steps_per_request(work, 2)
     block_ms, pipe_ms = blocking.time_ms(block), pipelined.time_ms(pipe)
-    published_z = 1 / work.tokens_per_request if work.streams == 1 else 0.0
+    has_zombies = work.streams == 1 and work.prompt_steps is None
+    published_z = 1 / work.tokens_per_request if has_zombies else 0.0
     return Prediction(
         block_ms=block.decode_ms,
         pipe_ms=pipe.decode_ms,

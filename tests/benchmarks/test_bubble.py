@@ -78,6 +78,20 @@ def test_gains_are_wall_times_and_predictions_are_medians(made: dict[str, Any]) 
     assert one["periods"]["pipe"]["dead_ms"] > 0 == one["periods"]["block"]["dead_ms"]
 
 
+def test_short_answers_that_end_by_their_cap_have_the_steps_of_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "bubble.json"
+    given = f"{TINY} --streams 1,8 --requests 6 --calibrate 6 --answer 3 --prompt 64"
+    assert bubble.main([*given.split(), "--json", str(path)]) == 0
+    for entry in of(json.loads(path.read_text()), "gain"):
+        assert (entry["length"], entry["stopped"], entry["capped"]) == (3.0, 0, True)
+        assert entry["tokens_equal"]
+        assert entry["zombie_share"] == 0
+        for steps in entry["steps"].values():
+            for kind in steps.values():
+                assert kind["here"] == pytest.approx(kind["model"], rel=0.15)
+        assert entry["gaps_us"]["pipe"]["p99"] >= entry["gaps_us"]["pipe"]["p50"] > 0
+
+
 def test_long_answers_have_an_active_share(made: dict[str, Any]) -> None:
     depths = of(made, "long")
     assert [entry["depth"] for entry in depths] == [2, 1], "what matters more comes first"

@@ -17,6 +17,7 @@ from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.models import TINY
 from benchmarks.common.replay import Patience, Rotation, _rounds, time_runs
 from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.kernel_cases import attention
 from benchmarks.kernel_cases.case import Case, Plan, Setting, compare
 from benchmarks.kernel_cases.linears import projections
 from photon_ext import reference
@@ -150,6 +151,18 @@ def test_a_torch_that_cannot_do_it_costs_the_ratio_only(
         entry["ratio"] is None and "not on this chip" in entry["baseline"]["error"]
         for entry in measured
     )
+
+
+def test_chunk_attention_is_compared_with_flash_attention_alone() -> None:
+    seen = []
+
+    def run() -> None:
+        cuda = torch.backends.cuda
+        seen.append((cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()))
+
+    for each in (run, attention._by_flash(run)):
+        each()
+    assert seen[1] == (True, False) != seen[0]
 
 
 def test_what_memory_has_no_room_for_is_skipped(tmp_path: Path) -> None:

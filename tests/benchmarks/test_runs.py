@@ -74,6 +74,35 @@ def test_decode_counts_the_bytes_a_step_reads(measured: dict[str, Any]) -> None:
     assert entry["predicted_ms"] is None, "the model's nodes are a GPU's"
 
 
+def test_decode_through_the_engine_and_forwards_of_prompts_are_measured_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "decode.json"
+    given = "--model tiny --device cpu --dtype float32 --batches 1,3 --engine plain,exact"
+    given += f" --prefill 24 --floor-gib 0.01 --json {path}"
+    assert decode.main(given.split()) == 0
+    entries = json.loads(path.read_text())["entries"]
+    whats = ["floor", "check", *["engine"] * 4, *["prefill"] * 2]
+    assert [entry["what"] for entry in entries] == whats
+    sizes = [(entry["way"], entry["batch"]) for entry in entries[2:6]]
+    assert sizes == [("plain", 1), ("plain", 3), ("exact", 1), ("exact", 3)]
+    for entry in entries[2:6]:
+        times = entry["seconds_of_answers"]
+        between = (times["24"] - times["8"]) / 16 * 1e3
+        assert entry["ms_per_step"] == pytest.approx(between, rel=1e-3, abs=1e-3)
+        assert entry["context"] == 64 + 16
+        assert entry["floor_ms"] > 0 < entry["gap_us"]["p99"]
+    for entry in entries[6:]:
+        # two layers of q, k and v; o; gate and up; down
+        weights = 2 * 64 * (4 * 16 + 4 * 16 + 64 + 3 * 96)
+        flops = entry["tflop_per_s"] * 1e12 * entry["ms"] / 1e3
+        assert flops == pytest.approx(2 * 24 * weights, rel=1e-3)
+        assert entry["share"] == pytest.approx(
+            entry["tflop_per_s"] / entry["product_tflop_per_s"], rel=1e-3
+        )
+    assert "through the engine" in capsys.readouterr().out
+
+
 def test_the_checks_for_a_timeline_are_compared_with_none(measured: dict[str, Any]) -> None:
     for entry in measured["entries"][6:]:
         assert len(entry["ratios"]) == decode.TIMELINE_ROUNDS["cpu"]
@@ -167,6 +196,21 @@ def test_cpu_compares_equal_tokens_with_transformers(tmp_path: Path) -> None:
     assert entry["tokens_equal"]
     assert set(entry["rates"]) == {"float32", "bfloat16", "transformers float32"}
     assert entry["ratio"]["transformers float32"] == 1.0
+
+
+def test_requests_at_once_are_compared_with_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "cpu.json"
+    given = ["--model", "tiny", "--together", "--repeats", "1", "--json", str(path)]
+    assert cpu.main(given) == 0
+    assert "8 requests at once and one by one" in capsys.readouterr().out
+    entries = json.loads(path.read_text())["entries"]
+    assert [entry["dtype"] for entry in entries] == ["float32", "bfloat16"]
+    for entry in entries:
+        assert entry["tokens_equal"]
+        rates = entry["tokens_per_s"], entry["one_by_one_tokens_per_s"]
+        assert entry["ratio"] == pytest.approx(rates[0] / rates[1], rel=1e-3)
 
 
 class FakeLlama:

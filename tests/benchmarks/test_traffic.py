@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -41,6 +41,7 @@ class FakeServer:
     ahead of the clock. Nothing is told before `patience` requests have been submitted."""
 
     version, vocabulary = "0", 256
+    start_up: ClassVar[dict[str, float]] = {}
 
     def __init__(self, per_second: float = 1e6, patience: int = 1) -> None:
         self.per_second, self.patience = per_second, patience
@@ -79,6 +80,9 @@ class FakeServer:
 
     def counters(self, busy_s: float) -> dict[str, Any]:
         return {}
+
+    def hits(self) -> list[tuple[int, int]]:
+        return []
 
     def close(self) -> None:
         pass
@@ -291,6 +295,9 @@ def test_our_server_gives_the_tokens_of_the_engine_and_their_times() -> None:
     assert meter["grown"]["live"] == 0
     assert 0 <= meter["zombie_share"] < 1
     assert meter["host_us"] > 0
+    assert server.hits() == [(3, 0), (20, 16), (1, 0), (9, 0)]
+    assert server.start_up["engine_s"] > server.start_up["capture_s"] > 0
+    assert server.start_up["graphs"] > 0
     engine = server._engine
     greedy = SamplingParams(max_new_tokens=4, ignore_eos=True)
     (expected,) = engine.generate([[1, 2, 3, *server.answer(0), 7]], greedy)
@@ -389,6 +396,10 @@ def test_each_engine_has_its_cells_and_fails_alone(file: Path) -> None:
         assert 0 < entry["meter"]["active_share"] < 1
     assert list(ours[2]["ttft_by_turn"]) == ["1", "2"]
     assert list(ours[3]["ttft_by_turn"]) == ["1", "2", "3", "4"]
+    prompts = [turn["prompt"] for turn in ours[3]["hits_by_turn"].values()]
+    assert prompts == sorted(prompts), "a turn has all that was said"
+    others = ours[2]["hits_by_turn"]["2"]
+    assert 0 < others["cached"] < others["prompt"]
     failed, peer = entries[5:]
     assert failed["status"] == "failed"
     assert "page_size" in failed["reason"]
@@ -404,6 +415,7 @@ def test_the_report_and_the_plot_show_it(
     assert "## tiny\n" in text
     assert "| mix | photon_ext max_rows=4 page_size=16 | burst | 5 |" in text
     assert "of the first request and the others" in text
+    assert "photon_ext max_rows=4 page_size=16: made in " in text
     assert "tiny mix photon_ext" in report.headline(json.loads(file.read_text()))
     pytest.importorskip("matplotlib")
     picture = tmp_path / "traffic.png"

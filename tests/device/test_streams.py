@@ -88,7 +88,7 @@ def test_an_event_that_was_never_recorded_is_complete(backend, stream):
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_an_event_can_be_waited_for_sleeping_and_spinning(kernels, blocking):
+def test_hazard_23_an_event_can_be_waited_for_sleeping_and_spinning(kernels, blocking):
     stream, value, event = _C.Stream.create("host"), zeros(), _C.Event("host", blocking=blocking)
     kernels.sleep(stream, 2000)
     kernels.multiply_add(stream, value, 1, 5)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import gc
 import random
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,11 +17,13 @@ import torch
 from photon_ext.engine import Engine, Request
 from photon_ext.observe.meter import MeterSnapshot
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.test_engine_fast import engine_on
 from tests.engine.test_engine_models import prompt_of, tiny_engine
 from tests.models.tiny import VOCAB, saved_tiny_model
 
 KINDS = 48
 IN_FLIGHT = 64
+ROWS = 12
 
 
 class Asked(NamedTuple):
@@ -32,7 +35,10 @@ class Asked(NamedTuple):
     reason: str
 
 
-def kinds(folder: Path, device: str) -> list[Asked]:
+Make = Callable[..., Engine]  # of a depth and options
+
+
+def kinds(make: Make) -> list[Asked]:
     """Requests of all kinds: shared beginnings, stops, caps, temperatures, filters, constraints."""
     rng, filters, asked = random.Random(1), random.Random(1), []
     beginnings = [prompt_of(15, VOCAB, seed) for seed in range(3)]
@@ -53,7 +59,7 @@ def kinds(folder: Path, device: str) -> list[Asked]:
             constraint=allowed,
         )
         asked.append((prompt, params))
-    with tiny_engine(folder, 1, device, prefix_cache=False, num_pages=200) as engine:
+    with make(1, prefix_cache=False, num_pages=200) as engine:
         outputs = [engine.generate([prompt], params)[0] for prompt, params in asked]
         assert engine.stats().preemptions == 0
     return [
@@ -75,14 +81,25 @@ def check(request: Request, asked: Asked, disturbed: bool) -> None:
 
 
 def survive(folder: Path, device: str, count: int, depth: int) -> MeterSnapshot:
-    """Serves so many requests, which want twice the pages that there are; memory stays flat."""
+    """Serves so many requests of a float32 model; see `survive_on`."""
     saved_tiny_model("qwen3-6-3-24", folder)
-    asked, rng = kinds(folder, device), random.Random(depth)
-    rows = 12
     # 64 in flight have about 3 pages each and up to 10 at their caps; 12 rows about 5
-    with tiny_engine(
-        folder, depth, device, exact=depth == 2, max_rows=rows, num_pages=rows * 5 // 2, chunk=16
-    ) as engine:
+    pages = ROWS * 5 // 2
+    make = partial(tiny_engine, folder, device=device)
+    return survive_on(make, device, count, depth, exact=depth == 2, num_pages=pages)
+
+
+def survive_fast(device: str, count: int) -> MeterSnapshot:
+    """The same with the Hopper kernels, in bfloat16, whose pages have three times the tokens."""
+    return survive_on(partial(engine_on, device), device, count, 2, num_pages=ROWS // 2)
+
+
+def survive_on(make: Make, device: str, count: int, depth: int, **options: object) -> MeterSnapshot:
+    """Serves so many requests, which want twice the pages that there are; memory stays flat."""
+    asked, rng = kinds(make), random.Random(depth)
+    # named, so that steps with prompts are graphs on a GPU, too, and mixed
+    sizes = {"max_rows": ROWS, "chunk": 16, "prefill_buckets": (8, 16)}
+    with make(depth, **sizes, **options) as engine:
         memory: list[tuple[int, int]] = []
         for begin in range(0, count, IN_FLIGHT):
             _wave(engine, asked, rng)

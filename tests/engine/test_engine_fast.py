@@ -30,7 +30,7 @@ NEW = 12
 NEAR_TIE = 0.25  # of float32 logits: what bfloat16 may turn round
 
 
-def engine_on(device: str, depth: int, **changes: int) -> Engine:
+def engine_on(device: str, depth: int, **changes: Any) -> Engine:
     weights = random_weights(CONFIG, torch.bfloat16, device)
     for layer in weights.layers:
         for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
@@ -105,6 +105,26 @@ def test_tokens_are_the_same_preempted_and_behind_cached_prompts(device: str) ->
         calm = [output.token_ids for output in engine.generate(prompts, params)]
         assert engine.stats().preemptions == 0
     assert disturbed == calm
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_i8_tokens_are_the_same_in_mixed_and_separate_steps_wherever_chunks_end(
+    device: str,
+) -> None:
+    prompts = [prompt_of(length, CONFIG.vocab, length) for length in (1, 9, 33, 20, 47, 64, 25)]
+    params = [
+        SamplingParams(max_new_tokens=3 + 4 * (i % 3), temperature=0.7 * (i % 2), seed=i)
+        for i in range(len(prompts))
+    ]
+
+    def served(prefill: str, chunk: int) -> list[tuple[int, ...]]:
+        options = {"prefill": prefill, "chunk": chunk, "prefill_buckets": (16, chunk)}
+        with engine_on(device, 2, **options) as engine:
+            return [output.token_ids for output in engine.generate(prompts, params)]
+
+    expected = served("separate", 32)
+    for chunk in (31, 32, 33):
+        assert served("mixed", chunk) == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -5,6 +5,8 @@ the simulated device, where every page's content can be looked at.
 from __future__ import annotations
 
 import random
+import time
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,7 @@ from photon_ext.runtime import StepKind
 from photon_ext.runtime.step import StepPlan
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Planner
+from photon_ext.scheduling.policy import POLICIES
 from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyModel
 from tests.conftest import EXAMPLES
@@ -30,24 +33,36 @@ MODELS = pytest.mark.parametrize("model", [TOY, MARKED], ids=["usual", "exact"])
 
 
 class PagingMachine(RuleBasedStateMachine):
-    """Requests come, run, are preempted and cancelled; each token is that of a run alone."""
+    """Requests come, run, are preempted, cancelled and late; each token is that of a run alone."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[tuple[Request, ToyRequest, str | None]] = []
-        self.cancelled: set[Request] = set()
+        self.leaving: set[Request] = set()  # who may end before its answer does
 
     @initialize(
         depth=st.sampled_from([1, 2]),
         num_pages=st.integers(16, 24),
         cached=st.booleans(),
         model=st.sampled_from([TOY, MARKED]),
+        prefill=st.sampled_from(["mixed", "separate"]),
+        policy=st.sampled_from([*POLICIES]),
     )
-    def begin(self, depth: int, num_pages: int, cached: bool, model: ToyModel) -> None:
-        self.model = model
+    def begin(
+        self, depth: int, num_pages: int, cached: bool, model: ToyModel, prefill: str, policy: str
+    ) -> None:
+        self.model, self.now = model, time.monotonic()
         self.stepped = Stepped(
-            depth, num_pages, model=model, slots=2, prefix_cache=cached, exact=model is MARKED
+            depth,
+            num_pages,
+            model=model,
+            slots=2,
+            prefix_cache=cached,
+            exact=model is MARKED,
+            prefill=prefill,
+            policy=policy,
         )
+        self.stepped.loop._deadlines.clock = lambda: self.now
 
     @rule(
         prefix=st.integers(0, 14),
@@ -55,13 +70,26 @@ class PagingMachine(RuleBasedStateMachine):
         cap=st.integers(1, 40),
         temperature=st.sampled_from([0.0, 1.0]),
         lora=st.sampled_from([None, None, *ADAPTERS]),
+        priority=st.integers(-1, 1),
+        seconds=st.sampled_from([None, None, 5.0, 20.0]),
     )
     def submit(
-        self, prefix: int, own: list[int], cap: int, temperature: float, lora: str | None
+        self,
+        prefix: int,
+        own: list[int],
+        cap: int,
+        temperature: float,
+        lora: str | None,
+        priority: int,
+        seconds: float | None,
     ) -> None:
         prompt = [*range(10, 10 + prefix), *own]
         params = SamplingParams(cap, temperature, seed=cap)
-        request = self.stepped.submit(prompt, params, lora=lora)
+        deadline = None if seconds is None else self.now + seconds
+        given: dict[str, Any] = {"lora": lora, "priority": priority, "deadline": deadline}
+        request = self.stepped.submit(prompt, params, **given)
+        if deadline is not None:
+            self.leaving.add(request)
         expected = ToyRequest(prompt, cap, temperature=temperature, seed=cap)
         self.asked.append((request, expected, lora))
 
@@ -75,7 +103,11 @@ class PagingMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         request, *_ = data.draw(st.sampled_from(self.asked))
         request.cancel()
-        self.cancelled.add(request)
+        self.leaving.add(request)
+
+    @rule(seconds=st.sampled_from([1.0, 6.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
 
     @invariant()
     def i9_i12_i13_pages_are_where_they_should_be(self) -> None:
@@ -88,7 +120,8 @@ class PagingMachine(RuleBasedStateMachine):
         self.stepped.run()
         for request, expected, lora in self.asked:
             output, tokens = request.result(0), adapted(self.model, lora).generate(expected)
-            if request in self.cancelled and output.finish_reason == "cancelled":
+            if output.finish_reason in ("cancelled", "timeout"):
+                assert request in self.leaving
                 assert output.token_ids == tokens[: len(output.token_ids)]
             else:
                 assert (output.token_ids, output.finish_reason) == (tokens, "length")

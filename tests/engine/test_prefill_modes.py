@@ -130,6 +130,25 @@ def test_hazard_28_neither_prompts_nor_decode_rows_starve_under_a_small_cap(
 
 
 @DEPTHS
+@pytest.mark.parametrize("prefill", ["mixed", "separate"])
+def test_a_step_of_prompts_alone_is_capped_too(
+    prefill: str, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = [list(range(20)), [7] * 12]
+    with (
+        simulated(depth, prefill, max_tokens_per_step=5) as engine,
+        steps_of(monkeypatch) as steps,
+    ):
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=4))
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert list(output.token_ids) == expected_tokens(prompt, 4, VOCAB)
+    alone = [step for step in steps if step.key.kind is StepKind.PREFILL]
+    carried = [sum(chunk.num_tokens for chunk in step.chunks) for step in alone]
+    assert carried[:4] == [5] * 4
+    assert max(carried) == 5
+
+
+@DEPTHS
 @pytest.mark.parametrize("seed", range(6))
 def test_i8_mixed_steps_give_the_tokens_of_separate_ones(seed: int, depth: int) -> None:
     """Real kernels in fp32, lengths of every kind, constraints, noise; some requests leave."""

@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 
+from photon_ext.engine import Engine
+from photon_ext.engine.output import StepOutput
+from photon_ext.observe.meter import MeterSnapshot
 from photon_ext.runtime import Row, StepPlan
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import pager as pager_module
 from photon_ext.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
+from photon_ext.testing.stub import StubDevice
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
 from tests.engine.stepped import PAGE, Stepped
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+PAGE_SIZE = 16
 
 
 @pytest.fixture
@@ -145,6 +150,37 @@ def test_caps_far_beyond_the_answers_leave_no_rows_empty(depth: int, cached: boo
     assert running / turns > 4
     assert 1 <= preempted <= 4, "nor is one preempted again and again"
     stepped.run()
+
+
+def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothing() -> None:
+    """Caps are half of the pool: the first row has all of its pages, and the others grow."""
+    rows, cap, seen = 64, 1400 * PAGE_SIZE, dict[int, MeterSnapshot]()
+    with Engine(
+        StubDevice(rows, max_len=2 * cap, page_size=PAGE_SIZE),
+        lambda step: None,
+        vocab_size=32,
+        num_pages=2800,
+        prefill="mixed",
+        prefix_cache=False,
+    ) as engine:
+
+        def listen(output: StepOutput) -> None:
+            if len(output.requests) == rows:
+                now = engine.stats()
+                seen.setdefault(now.decode_steps, now)
+                if len(seen) == 201:
+                    for request in requests:
+                        request.cancel()
+
+        engine.listen(listen)
+        requests = engine.submit([1, 2, 3], SamplingParams(cap), n=rows)
+        for request in requests:
+            request.result()
+    before, *_, after = list(seen.values())[:201]
+    assert after.preemptions == 0
+    assert after.pages_held > before.pages_held + 8 * rows
+    steps = after.decode_steps - before.decode_steps
+    assert 0.9 * steps <= after.quiet_steps - before.quiet_steps < steps
 
 
 @DEPTHS

@@ -166,7 +166,7 @@ def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPat
         ),
     ],
 )
-def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there_and_what_to_lower(
+def test_hazard_31_what_does_not_fit_says_what_is_needed_what_is_there_and_what_to_lower(
     monkeypatch: pytest.MonkeyPatch, options: dict, message: str, remedy: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:

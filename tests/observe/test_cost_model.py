@@ -102,6 +102,27 @@ def test_steps_are_those_of_the_loop(depth: int, streams: int, requests: int, me
     assert prefill == pytest.approx(requests * steps.prefill, rel=0.08)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("streams", "prompt", "answer"), [(1, 60, 3), (8, 60, 3), (8, 30, 3), (8, 60, 1), (4, 32, 30)]
+)
+def test_steps_of_answers_that_end_by_their_cap_are_those_of_the_loop(
+    depth: int, streams: int, prompt: int, answer: int
+) -> None:
+    requests = 40 * streams
+    device = SimRuntime(max_rows=streams, depth=depth, max_len=128, page_size=16)
+    options = {"num_pages": streams * 8, "chunk": 64, "prefix_cache": False}
+    with Engine(device, Drawn(997), vocab_size=997, **options) as engine:
+        engine.generate([[7] * prompt] * requests, SamplingParams(max_new_tokens=answer))
+        counted = engine.meter.snapshot()
+    work = Workload(streams, answer, prompt / 64 if streams > 1 else 1.0)
+    steps = steps_per_request(work, depth)
+    assert (steps.dead, steps.lost_rows, counted.zombie_steps) == (0, 0, 0)
+    assert counted.decode_steps == pytest.approx(requests * steps.decode, rel=0.08)
+    prefill = counted.steps - counted.decode_steps
+    assert prefill == pytest.approx(requests * steps.prefill, rel=0.08)
+
+
 def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
     """What depth 2 costs in a full batch: more decode steps for the same tokens."""
     (blocking, length), (pipelined, same) = serve(1, 8, 800, 20), serve(2, 8, 800, 20)
@@ -140,6 +161,7 @@ def test_the_verdict_follows_the_gain(block: float, pipe: float, words: str) -> 
         (lambda: Workload(True, 110), "streams is True"),
         (lambda: Workload(8, 0.5), "tokens_per_request is 0.5"),
         (lambda: Workload(8, float("inf")), "tokens_per_request is inf"),
+        (lambda: Workload(8, 3, 0.0), "prompt_steps is 0.0; give a positive number, or None"),
     ],
 )
 def test_wrong_numbers_are_named(make: Callable[[], object], words: str) -> None:

@@ -19,6 +19,8 @@ from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Chunk, StepKey, StepKind, StepPlan
+from photon_ext.runtime.step_graph import StepGraph
+from photon_ext.runtime.step_program import StepProgram
 from photon_ext.testing import Random, Request, SimRuntime
 from tests.runtime.simulated import MODEL, follow, pipeline
 from tests.runtime.test_plans import Planned
@@ -322,6 +324,25 @@ def test_the_report_tells_the_keys_and_counts_three_graphs_for_each() -> None:
     assert report.graphs == 3 * 2 * pairs
     eager = Host(1, graph=False).pipe._runtime.report  # type: ignore[attr-defined]
     assert (eager.keys, eager.graphs) == ((), 0)
+
+
+def test_hazard_22_graphs_are_captured_at_start_up_largest_first_and_none_while_serving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured: list[StepKey] = []
+    capture = StepGraph._capture_key
+
+    def watched(graphs: StepGraph, slot: int, key: StepKey, program: StepProgram) -> None:
+        captured.append(key)
+        capture(graphs, slot, key, program)
+
+    monkeypatch.setattr(StepGraph, "_capture_key", watched)
+    host = Host(2)
+    sizes = [key.num_tokens for key in captured]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sorted(captured) == sorted(2 * host.pipe.keys.all())
+    host.tokens(cut_at(CUTS))
+    assert len(captured) == len(sizes)
 
 
 def test_a_forward_with_too_little_room_for_mixed_steps_says_so() -> None:
