@@ -35,7 +35,7 @@ class Session:
         timing: record events around each step, which adds their cost to it.
         chunk: tokens per prefill step; None: all prompts.
         blocking: the wait for a step yields the CPU; else it spins.
-        fast: use the fast kernels, where they fit.
+        backend: which kernels run; those made for Hopper where they fit.
         exact: prefill with our own linears, whose results do not depend on what else is in the
             step; torch's are faster for many tokens.
     """
@@ -52,14 +52,13 @@ class Session:
         chunk: int | None = None,
         blocking: bool = True,
         exact: bool = False,
-        fast: bool = False,
+        backend: Backend = "portable",
     ) -> None:
         self.batch = len(prompts)
         self.prompt_len = len(prompts[0])
         self.vocab_size = config.vocab
         chunk = chunk or self.batch * self.prompt_len
         pages = -(-(self.prompt_len + new_tokens) // PAGE_SIZE)
-        backend: Backend = "hopper" if fast else "portable"
         self.runtime = Runtime(
             max_rows=self.batch,
             max_len=pages * PAGE_SIZE,

@@ -33,7 +33,7 @@ class Stage:
         return found
 
     @property
-    def takes_hopper(self) -> bool:
+    def takes_backend(self) -> bool:
         """Whether its `decode` has the argument `backend`: all kernels of its step are ours."""
         return self.name == "step"
 
