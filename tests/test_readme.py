@@ -68,6 +68,12 @@ def test_every_command_line_is_one() -> None:
 WIDE = [*PAGES, ROOT / "benchmarks/FINDINGS.md", ROOT / "tests/HAZARDS.md", ROOT / "Makefile"]
 
 
+def test_nothing_tells_to_install_what_no_index_has() -> None:
+    """photon_ext is built from its sources, against the torch that is there."""
+    for path in [*PAGES, *(ROOT / "photon_ext").rglob("*.py")]:
+        assert not re.search(r"pip install '?photon[-_]ext", path.read_text("utf-8")), path
+
+
 @pytest.mark.parametrize("page", WIDE, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_line_has_a_hundred_columns_at_most(page: Path) -> None:
     """But for those of a table, which cannot be broken."""
