@@ -29,6 +29,7 @@ from benchmarks.common.session import Session, random_prompts
 from benchmarks.cuda_calls.callbacks import ApiCounter
 from benchmarks.cuda_calls.counts import Counts
 from photon_ext import _C
+from photon_ext.checks import Backend
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.observe.api import CallKind
@@ -73,7 +74,7 @@ class Model(NamedTuple):
     name: str
     config: ModelConfig
     weights: DecoderWeights
-    fast: bool = False
+    backend: Backend = "portable"
 
 
 class Plants:
@@ -131,7 +132,7 @@ def count_steps(model: Model, batch: int, source: str, steps: int) -> dict[str, 
     count, prompts = SOURCES[source], random_prompts(model.config.vocab, batch, PROMPT)
     room = steps + 3 * WARM_UP + 7 * PLANT_STEPS + SPARE
     given = (model.config, model.weights, prompts, room)
-    with Session(*given, depth=2, fast=model.fast) as session:
+    with Session(*given, depth=2, backend=model.backend) as session:
         session.begin(WARM_UP)
         seen = Plants(session).seen(session, count)
         session.run(WARM_UP)
@@ -188,8 +189,8 @@ def main(given: list[str] | None = None) -> int:
         print("benchmarks.activity counts CUDA calls: it needs a GPU; nothing was measured")
         result.set(skipped="no GPU")
         return 0
-    fast, dtype = cli.use_hopper(args), cli.DTYPES[args.dtype]
-    models = [Model(name, *open_model(name, dtype, device), fast) for name in args.model]
+    backend, dtype = cli.backend_of(args), cli.DTYPES[args.dtype]
+    models = [Model(name, *open_model(name, dtype, device), backend) for name in args.model]
     count_all(models, args, result)
     passed = (entry["status"] == "ok" and entry.get("passed", True) for entry in result.entries)
     return 0 if all(passed) else 1

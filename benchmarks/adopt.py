@@ -29,6 +29,7 @@ from benchmarks.ladder import measure
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Decode, Stage
 from benchmarks.ladder.verdict import Figures, verdict
+from photon_ext.checks import Backend
 
 ON_GPU = {"tokens": 64, "repeats": 3}
 ON_CPU = {"tokens": 40, "repeats": 2}
@@ -36,11 +37,13 @@ MIN_TOKENS = 32  # three windows after the first one, and enough steps in half o
 
 
 class Ladder:
-    """One loop's model and the stages that could be measured so far; `fast`: our step with the fast
-    kernels."""
+    """One loop's model and the stages that could be measured so far; `backend`: whose kernels our
+    step has."""
 
-    def __init__(self, loop: str, subject: measure.Subject, dtype: torch.dtype, fast: bool) -> None:
-        self.loop, self.subject, self.dtype, self.fast = loop, subject, dtype, fast
+    def __init__(
+        self, loop: str, subject: measure.Subject, dtype: torch.dtype, backend: Backend
+    ) -> None:
+        self.loop, self.subject, self.dtype, self.backend = loop, subject, dtype, backend
         self.reference: list[int] | None = None
         self.steps: dict[Stage, dict[str, Any]] = {}
         self.records: dict[Stage, dict[str, Any]] = {}
@@ -73,8 +76,9 @@ class Ladder:
         )
 
     def _decode(self, stage: Stage) -> Decode:
-        fast = self.fast and stage.takes_hopper
-        return partial(stage.decode, backend="hopper") if fast else stage.decode
+        if not stage.takes_backend:
+            return stage.decode
+        return partial(stage.decode, backend=self.backend)
 
     def figures(self, stage: Stage) -> Figures:
         """What `verdict` compares."""
@@ -91,7 +95,7 @@ def climb(ladder: Ladder, args: Namespace, result: ResultFile) -> None:
     """Times every stage of a ladder, adding an entry for each."""
     for stage in LADDERS[ladder.loop]:
         labels = {"what": "steps", "loop": ladder.loop, "stage": stage.name, "changes": stage.what}
-        if stage.takes_hopper:
+        if stage.takes_backend:
             labels["kernels"] = args.kernels
         entry = result.measure(labels, partial(ladder.time, stage, args.repeats))
         if entry is not None:
@@ -131,7 +135,7 @@ def run(args: Namespace) -> ResultFile:
     def build(loop: str) -> dict[str, Any]:
         model = build_model(loop, args.model, dtype, device, args.prompt + args.tokens)
         subject = measure.Subject(model, prompt, args.tokens)
-        ladders.append(Ladder(loop, subject, dtype, cli.use_hopper(args)))
+        ladders.append(Ladder(loop, subject, dtype, cli.backend_of(args)))
         return {}
 
     for loop in args.loop:

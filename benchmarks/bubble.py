@@ -154,9 +154,8 @@ class Bench:
             logs[depth].append(self._serve(engine, load, seed, f"medians, depth {depth}").log)
 
     def _server(self, load: Load, depth: int, **options: bool) -> AbstractContextManager[Engine]:
-        fast, blocking = cli.use_hopper(self.args), not self.args.spin
-        options = {"blocking": blocking, "backend": "hopper" if fast else "portable", **options}
-        return open_server(self.config, self.weights, load, depth, **options)
+        settings = {"blocking": not self.args.spin, "backend": cli.backend_of(self.args), **options}
+        return open_server(self.config, self.weights, load, depth, **settings)
 
     def _serve(self, engine: Engine, load: Load, seed: int, what: str) -> Served:
         self._progress.show(f"bubble: {self.name}, streams {load.streams}, {what}, run {seed}")

@@ -42,9 +42,9 @@ SPARE = 16  # tokens beyond the windows: no row may end while it is measured
 WAYS = ("plain", "exact")  # of the engine
 PROBES = ("turn", "begin", "end", "launched", "committed")
 TIMELINE_ROUNDS, TIMELINE_STEPS = {"cuda": 20, "cpu": 4}, 40
-NODE_US = {True: 2.5, False: 3.0}
-"""Microseconds from one kernel to the next, by whether they are launched programmatically (hopper):
-the middle of what was measured at one token a step on an H200, 2.1 to 2.9; an estimate for plain
+NODE_US = {"hopper": 2.5, "portable": 3.0}
+"""Microseconds from one kernel to the next, by backend (hopper launches them programmatically): the
+middle of what was measured at one token a step on an H200, 2.1 to 2.9; an estimate for plain
 graphs."""
 ON_GPU = {"model": ["qwen3-0.6b"], "batches": [1, 8, 32], "context": 512, "steps": 200}
 ON_CPU = {"model": ["small"], "batches": [1, 4], "context": 128, "steps": 40}
@@ -144,8 +144,8 @@ class Bench:
         return prefill_forward(self.config, self.weights, chunk, fast, way == "exact")
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
-        fast = cli.use_hopper(self.args)
-        return Session(self.config, self.weights, prompts, new_tokens, fast=fast, **options)
+        backend = cli.backend_of(self.args)
+        return Session(self.config, self.weights, prompts, new_tokens, backend=backend, **options)
 
     def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:
         args, batch = self.args, len(prompts)
@@ -188,7 +188,7 @@ class Bench:
         weights = self.weights.bytes_per_step
         kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
         floor = (weights + kv) / self.bytes_per_s * 1e3
-        node_us = NODE_US[cli.use_hopper(self.args)]
+        node_us = NODE_US[cli.backend_of(self.args)]
         return {
             "tokens_per_s": batch / step["mean"] * 1e3,
             "bytes_per_step": {"weights": weights, "kv": kv},

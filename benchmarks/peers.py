@@ -161,7 +161,7 @@ class Comparison:
             device=self._device,
             window=self._window,
             seconds=args.seconds,
-            fast=cli.use_hopper(args),
+            backend=cli.backend_of(args),
         )
         prompts = [random_prompts(model.config.vocab, batch, PROMPT) for batch in args.batches]
         left = list(args.batches)

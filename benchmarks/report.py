@@ -82,16 +82,16 @@ def headline(data: dict[str, Any]) -> str:
 
 
 def _figures(entry: dict[str, Any]) -> list[str]:
-    fast = " hopper" if entry.get("kernels") in ("hopper", "fast") else ""
+    hopper = " hopper" if entry.get("kernels") in ("hopper", "fast") else ""
     if entry.get("what") == "single stream":
         return [f"{who} {own['tokens_per_s']:.3g} tok/s" for who, own in entry["rates"].items()]
     if entry.get("what") == "constraints":
         of = f"{entry['model']} B{entry['batch']}"
         return [f"{of} {mode} x{own['ratio']:.3f}" for mode, own in entry["modes"].items()]
     form = {
-        "decode": "{model} B{batch} d{depth}{fast} {ms_per_step[median]:.3g} ms",
+        "decode": "{model} B{batch} d{depth}{hopper} {ms_per_step[median]:.3g} ms",
         "counts": "{model} B{batch} {way} {passed}",
-        "steps": "{loop} {stage}{fast} {ms_per_step:.3g} ms",
+        "steps": "{loop} {stage}{hopper} {ms_per_step:.3g} ms",
         "gain": "{model} x{streams} {observed:+.1%} (predicted {predicted:+.1%})",
         "meter": "{model} x{streams} meter on over off x{ratio:.3f}",
         "timeline": "{model} B{batch} timeline off over none x{ratio:.3f}",
@@ -102,7 +102,7 @@ def _figures(entry: dict[str, Any]) -> list[str]:
         "cell": "{model} {load} {title} {rate}/s {tokens_per_s:.0f} tok/s",
     }.get(entry.get("what", ""))
     passed = "pass" if entry.get("passed") else "FAIL"
-    return [] if form is None else [form.format(**{**entry, "fast": fast, "passed": passed})]
+    return [] if form is None else [form.format(**{**entry, "hopper": hopper, "passed": passed})]
 
 
 def show_tables(path: Path, markdown: bool) -> int:

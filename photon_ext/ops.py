@@ -19,8 +19,8 @@ on, row 0 is padding. :mod:`photon_ext.layout` says what each column and flag me
 SegmentFlag, RowColumn, Count and RecordFlag.
 
 All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call,
-but for tables of angles and a workspace, which are float32. Integer tensors, vectors and tables of
-angles are contiguous; all others have neighbouring elements in the last dimension and free strides
+but for cos/sin tables and a workspace, which are float32. Integer tensors, vectors and cos/sin
+tables are contiguous; all others have neighbouring elements in the last dimension and free strides
 before it, where no more is said. T = 0 is fine everywhere. All of it is for inference: no gradient
 is recorded, and the functionals refuse tensors that ask for one or carry a tangent.
 
@@ -820,8 +820,8 @@ def rope_append_kv_(
     float32.
 
     A token's place is its position in the pages of its row. A token that is dead, or whose position
-    has no angles, is left as it is; one whose row, position or page its tables do not have is
-    rotated and writes no key or value.
+    is beyond the cos/sin tables, is left as it is; one whose row, position or page its tables do
+    not have is rotated and writes no key or value.
 
     Args:
         q: [T, q heads, head_dim], updated; head_dim even, 2 to 256.
@@ -938,8 +938,8 @@ def fused_attention_decode_into(
     """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for tokens of distinct rows;
     q stays as it is.
 
-    A token that is dead, whose position has no angles, or whose row, position or page its tables do
-    not have comes to zeros and writes no key or value.
+    A token that is dead, whose position is beyond the cos/sin tables, or whose row, position or
+    page its tables do not have comes to zeros and writes no key or value.
 
     Args:
         out: [T, q heads, head_dim], written.

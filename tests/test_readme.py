@@ -65,6 +65,22 @@ def test_every_command_line_is_one() -> None:
         assert make_parser().parse_args(words[1:]).command == words[1]
 
 
+WIDE = [*PAGES, ROOT / "benchmarks/FINDINGS.md", ROOT / "tests/HAZARDS.md", ROOT / "Makefile"]
+
+
+def test_nothing_tells_to_install_what_no_index_has() -> None:
+    """photon_ext is built from its sources, against the torch that is there."""
+    for path in [*PAGES, *(ROOT / "photon_ext").rglob("*.py")]:
+        assert not re.search(r"pip install '?photon[-_]ext", path.read_text("utf-8")), path
+
+
+@pytest.mark.parametrize("page", WIDE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_line_has_a_hundred_columns_at_most(page: Path) -> None:
+    """But for those of a table, which cannot be broken."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert not [line for line in lines if len(line) > 100 and not line.startswith("|")]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_modules_that_are_named_are_there(page: Path) -> None:
     for name in re.findall(r"python -m ((?:benchmarks|photon_ext)[.\w]*)", page.read_text()):

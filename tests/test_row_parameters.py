@@ -23,7 +23,20 @@ def files_naming(parameter: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("parameter", ["temperature", "top_k", "top_p", "min_p"])
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "min_tokens",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "logprobs_mode",
+    ],
+)
 def test_the_name_of_a_row_parameter_stands_in_few_files(parameter: str) -> None:
     found = files_naming(parameter)
     assert "photon_ext/row_params.py" in found

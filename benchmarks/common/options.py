@@ -143,16 +143,16 @@ def fit_to_device(
     return args
 
 
-def use_hopper(args: argparse.Namespace) -> bool:
-    """Whether --backend says hopper; where it says nothing, whether that runs on --device with
-    --dtype, None being bfloat16 as a rule."""
-    return _backend(args, args.backend) == "hopper"
+def backend_of(args: argparse.Namespace) -> Backend:
+    """What --backend says; where it says nothing, what runs on --device with --dtype, None being
+    bfloat16 as a rule."""
+    return _backend(args, args.backend)
 
 
-def running_kernels(args: argparse.Namespace) -> str:
-    """Which kernels that leads to: "hopper" or "portable"; results before had "fast" for hopper."""
-    runs = _backend(args, None) == "hopper"
-    return "hopper" if use_hopper(args) and runs else "portable"
+def running_kernels(args: argparse.Namespace) -> Backend:
+    """Which kernels that leads to; results before had "fast" for hopper."""
+    runs = _backend(args, None)
+    return backend_of(args) if runs == "hopper" else runs
 
 
 def _backend(args: argparse.Namespace, asked: Backend | None) -> Backend:

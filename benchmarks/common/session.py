@@ -36,7 +36,7 @@ class Session:
         chunk: tokens per prefill step; None: all prompts.
         captured: prefill steps of `chunk` tokens are graphs, too.
         blocking: the wait for a step yields the CPU; else it spins.
-        fast: use the fast kernels, where they fit.
+        backend: which kernels run; those made for Hopper where they fit.
         exact: prefill with our own linears, whose results do not depend on what else is in the
             step; torch's are faster for many tokens.
     """
@@ -54,14 +54,13 @@ class Session:
         captured: bool = False,
         blocking: bool = True,
         exact: bool = False,
-        fast: bool = False,
+        backend: Backend = "portable",
     ) -> None:
         self.batch = len(prompts)
         self.prompt_len = len(prompts[0])
         self.vocab_size = config.vocab
         chunk = chunk or self.batch * self.prompt_len
         pages = -(-(self.prompt_len + new_tokens) // PAGE_SIZE)
-        backend: Backend = "hopper" if fast else "portable"
         self.runtime = Runtime(
             max_rows=self.batch,
             max_len=pages * PAGE_SIZE,

@@ -23,13 +23,13 @@ class Ours:
     def __init__(self, setup: peer.Setup) -> None:
         self.version = photon_ext.__version__
         self.mode = f"one process, depth 2, {_mode(setup)}"
-        self._fast = setup.fast
+        self._backend = setup.backend
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
 
     def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
         model, count = (self._config, self._weights), window.last + SPARE
-        with Session(*model, prompts, count, depth=2, fast=self._fast) as session:
+        with Session(*model, prompts, count, depth=2, backend=self._backend) as session:
             session.begin()
             times = session.run(window.last - min(map(len, session.tokens.values())))
             session.check()
@@ -56,8 +56,7 @@ class OurEngine:
         rows = len(prompts)
         length = window.prompt + window.last + SPARE
         sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
-        backend = "hopper" if self._setup.fast else "portable"
-        options = {"blocking": True, "backend": backend, "prefix_cache": False}
+        options = {"blocking": True, "backend": self._setup.backend, "prefix_cache": False}
         engine = Engine.from_weights(self._config, self._weights, None, **sizes, **options)
         try:
             run = partial(_generate, engine)
@@ -73,7 +72,7 @@ class OurEngine:
 
 def _mode(setup: peer.Setup) -> str:
     runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.hopper_runs()
-    kernels = "hopper" if setup.fast and runs else "portable"
+    kernels = setup.backend if runs else "portable"
     return f"blocking waits, {kernels} kernels"
 
 

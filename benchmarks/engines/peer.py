@@ -56,7 +56,7 @@ class Setup(NamedTuple):
         window: what will be measured.
         seconds: that a batch may take, about; engines that need more for the window are measured in
             a shorter one.
-        fast: for ours: decode with the fast kernels, where they fit.
+        backend: for ours: which kernels decode; those made for Hopper where they fit.
     """
 
     directory: str
@@ -64,7 +64,7 @@ class Setup(NamedTuple):
     device: str
     window: Window
     seconds: float = 60.0
-    fast: bool = False
+    backend: str = "portable"
 
 
 class Measured(NamedTuple):

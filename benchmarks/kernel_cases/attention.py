@@ -149,7 +149,7 @@ def _decode(at: Setting) -> Case:
 
 
 def _workspace(at: Setting) -> torch.Tensor:
-    """The scratch memory in which the splits of the fast way meet; zeroed once by its owner."""
+    """Scratch memory in which Hopper's attention adds up its splits; zeroed once by its owner."""
     config = at.config
     words = ops.attention_workspace_words(
         at.batch, config.q_heads, config.kv_heads, config.head_dim

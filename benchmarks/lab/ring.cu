@@ -37,7 +37,7 @@
 // The rule, at 208 KiB and 0.3 us a stage. Go if both hold, else the kernel is dropped for good:
 //
 //     alone at 2 us <= 1.03 x alone at 0 us      the ring absorbs what it should
-//     meet at 1.4 us <= 51.6 us a layer          what a dependency costs beside the meeting: 0.6
+//     meet at 1.4 us <= 51.6 us a layer          what a dependency costs beside the barrier: 0.6
 //                                                until x is there, 0.3 for sums, 0.5 for stores. A
 //                                                step of the 4B would take 2.05 ms for today's 2.28
 //
@@ -222,7 +222,7 @@ __global__ void spin(int64_t clocks) { stand_still(clock64(), clocks); }
 
 // --- host ----------------------------------------------------------------------------------------
 
-// Microseconds a layer, as the text above says; `stall`: what an end costs, meeting included.
+// Microseconds a layer, as the text above says; `stall`: what an end costs, barrier included.
 double predict(int stages, double stall, double pace) {
   constexpr double kStageTime = kStageBytes * 132 / 4.5e6, kLatency = 1.0, kAddingUp = 0.1;
   std::vector<double> came, read;  // by stage: when it came, and when it was read

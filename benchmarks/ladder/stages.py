@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
-
-HERE = Path(__file__).resolve().parent
 
 Decode = Callable[..., Iterator[int]]
+SHIPPED = {("hf", "pipeline"): "photon_ext.examples.own_loop"}
+"""Stages that are examples of the package, by loop and name."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Stage:
 
     Attributes:
         loop: "stock" or "hf", the folder.
-        name: the file.
+        name: the file, unless the stage is SHIPPED.
         what: what it changes, in a few words.
     """
 
@@ -27,17 +26,14 @@ class Stage:
     what: str
 
     @property
-    def path(self) -> Path:
-        return HERE / self.loop / f"{self.name}.py"
-
-    @property
     def decode(self) -> Decode:
         """The loop; imported here, so that a failed import is an error of this stage alone."""
-        found: Decode = import_module(f"benchmarks.ladder.{self.loop}.{self.name}").decode
+        own = f"benchmarks.ladder.{self.loop}.{self.name}"
+        found: Decode = import_module(SHIPPED.get((self.loop, self.name), own)).decode
         return found
 
     @property
-    def takes_hopper(self) -> bool:
+    def takes_backend(self) -> bool:
         """Whether its `decode` has the argument `backend`: all kernels of its step are ours."""
         return self.name == "step"
 

@@ -12,9 +12,8 @@ from photon_ext.engine.deep_thread import DEADLINE_S, run_deep
 from photon_ext.engine.vocabulary import Vocabulary
 from photon_ext.errors import RequestError, describe, shown
 from photon_ext.sampling.byte_automaton import AutomatonLimits, byte_automaton
-from photon_ext.sampling.grammar import Grammar, GrammarKind
+from photon_ext.sampling.grammar import Grammar, GrammarKind, grammar_pattern
 from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_text
-from photon_ext.sampling.grammar_pattern import grammar_pattern
 from photon_ext.sampling.pattern import NotRegular
 from photon_ext.sampling.token_automaton import TokenAutomaton
 

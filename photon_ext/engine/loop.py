@@ -293,7 +293,7 @@ class EngineLoop:
         self._scheduler.finish(sequence)
         if sequence.row is not None:
             self._pipeline.abort(sequence.row)
-        self._queue.give_back(sequence)
+        self._queue.finish(sequence)
 
     def _die(self, error: BaseException) -> None:
         """Everybody learns why. The runtime keeps the memory of steps still in flight."""

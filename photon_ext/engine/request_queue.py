@@ -40,7 +40,7 @@ class RequestQueue:
         self.read: set[Request] = set()
         self._capacity = capacity
         self._stats = RequestStats() if stats is None else stats
-        self._live: set[Request] = set()  # posted, and not given back
+        self._live: set[Request] = set()  # posted, and not finished
         self._lock = threading.RLock()
         self._arrived: SimpleQueue[tuple[Sequence, ...] | Request] = SimpleQueue()
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
@@ -93,12 +93,12 @@ class RequestQueue:
         return Arrivals(submitted, cancelled, closing)
 
     def fail(self, cause: BaseException) -> list[Request]:
-        """The engine has crashed; returns the requests that were not given back, taken or not."""
+        """The engine has crashed; returns the requests that have not finished, taken or not."""
         with self._lock:
             self._cause = cause
             return [*self._live]
 
-    def give_back(self, sequence: Sequence) -> None:
+    def finish(self, sequence: Sequence) -> None:
         """The request has ended: its place and its constraint object may serve another."""
         with self._lock:
             self._live.discard(sequence.request)

@@ -1,5 +1,5 @@
 """Your own loop: a Hugging Face model with its own static cache, one row, decoded through the
-two-slot pipeline. benchmarks/ladder/hf/pipeline.py is the same, timed.
+two-slot pipeline: slots, carry-over, graphs and stops are the runtime's, and the forward is left.
 
 python -m photon_ext.examples.own_loop --device cuda
 """
@@ -7,7 +7,7 @@ python -m photon_ext.examples.own_loop --device cuda
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ from photon_ext.runtime import StepTensors
 @torch.inference_mode()
 def decode(
     model: Any, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
-) -> list[int]:
-    """Greedy tokens, a final stop id included."""
+) -> Iterator[int]:
+    """Greedy tokens as they come, a final stop id included."""
     config, device = model.config, model.device
     max_len = len(prompt_ids) + max_new_tokens
     cache: Any = StaticCache(config=config, max_cache_len=max_len)
@@ -44,10 +44,8 @@ def decode(
     )
     params = photon_ext.RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
-    tokens = []
     while pipeline.busy:
-        tokens += [event.token for event in pipeline.tick() if event.token is not None]
-    return tokens
+        yield from (event.token for event in pipeline.tick() if event.token is not None)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -70,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model: Any = LlamaForCausalLM(config)
     model = model.eval().to(options.device)
     prompt = [3, 5, 7, 11]
-    tokens = decode(model, prompt, options.new_tokens, ())
+    tokens = list(decode(model, prompt, options.new_tokens, ()))
     ids = torch.tensor([prompt], device=options.device)
     whole = model.generate(
         ids, max_new_tokens=options.new_tokens, do_sample=False, eos_token_id=None

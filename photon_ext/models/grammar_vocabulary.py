@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from photon_ext.models.tokenizer import Tokenizer
 
-_REMEDY = "pip install 'photon_ext[grammar]' (in the source directory: pip install -e '.[grammar]')"
-
 
 def grammar_vocabulary(
     tokenizer: Tokenizer, vocab_size: int, eos_ids: Iterable[int]
@@ -37,7 +35,7 @@ def grammar_vocabulary(
     except ImportError as error:
         raise ConfigError(
             f"json_schema, regex, choice and grammar need the package llguidance ({error}); "
-            f"{_REMEDY}"
+            "pip install llguidance"
         ) from error
     ends = [token for token in dict.fromkeys(eos_ids) if token < tokenizer.vocab_size]
     if not ends:

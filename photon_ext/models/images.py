@@ -44,9 +44,7 @@ def read_image(image: Any) -> Image:
     try:
         from PIL import ImageOps
     except ImportError as error:
-        raise RequestError(
-            "images need the Python package Pillow: pip install 'photon_ext[vision]'"
-        ) from error
+        raise RequestError("images need the Python package Pillow: pip install pillow") from error
     opened = _opened(image)
     _check_size(*opened.size)
     if opened.mode not in _MODES:

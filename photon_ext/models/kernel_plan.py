@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from photon_ext.checks import Backend, check_backend, check_flag
+from photon_ext.checks import Backend, check_backend, check_count, check_flag
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
 
@@ -86,8 +86,8 @@ class Ways:
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
-            if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 0:
-                raise ConfigError(f"Ways: {name} is {shown(tokens)}, expected an integer from 0 on")
+            checked = check_count(f"Ways: {name}", tokens, ALL, least=0)
+            object.__setattr__(self, name, checked)
 
     @property
     def uses_torch(self) -> bool:

@@ -123,7 +123,7 @@ def needs_packages(path: Path) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        remedy = "see pytorch.org" if error.name == "torch" else "pip install 'photon-ext[engine]'"
+        remedy = "see pytorch.org" if error.name == "torch" else f"pip install {error.name}"
         raise ModelError(
             f"loading {path} needs the Python package {error.name!r}; {remedy}"
         ) from error

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from photon_ext.checks import check_count
 from photon_ext.errors import ConfigError
 from photon_ext.models.images import Crops, cut_image, read_image
 from photon_ext.models.loader import checked_dtype
@@ -48,10 +49,8 @@ class VisionConfig:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             least = 0 if name == "margin" else 1
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"VisionConfig: {name} is {value!r}, expected an integer from {least} on"
-                )
+            checked = check_count(f"VisionConfig: {name}", value, least=least)
+            object.__setattr__(self, name, checked)
         if self.width % self.heads or self.crop_size % self.patch or self.grid <= 2 * self.margin:
             raise ConfigError(
                 f"VisionConfig: heads {self.heads} must divide width {self.width}, patch "

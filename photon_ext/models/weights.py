@@ -78,7 +78,7 @@ class DecoderWeights:
     def bytes_per_step(self) -> int:
         """Bytes of them that a decode step reads.
 
-        Those are all but an embedding that is not the head too, of which it reads a row per line.
+        Those are all but an embedding that is not the head too, of which it reads a row per token.
         """
         return self.nbytes - (0 if self.lm_head is self.embedding else self.embedding.nbytes)
 

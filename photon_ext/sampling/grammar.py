@@ -18,6 +18,9 @@ from photon_ext.sampling.grammar_bounds import (
     check_schema,
     check_size,
 )
+from photon_ext.sampling.pattern import Either, NotRegular, Pattern, literal
+from photon_ext.sampling.regex_pattern import regex_pattern
+from photon_ext.sampling.schema_pattern import schema_pattern
 
 
 class GrammarKind(Enum):
@@ -62,6 +65,19 @@ def grammar_of(
         _check_text(kind, text)
         return Grammar(kind, text, bool(whitespace))
     return None
+
+
+def grammar_pattern(grammar: Grammar) -> Pattern:
+    """The answers that have this form. Raises NotRegular: it has no pattern here, and why."""
+    if grammar.kind is GrammarKind.CHOICE:
+        return Either(tuple(map(literal, json.loads(grammar.text))))
+    if grammar.kind is GrammarKind.REGEX:
+        return regex_pattern(grammar.text)
+    if grammar.kind is GrammarKind.GRAMMAR:
+        raise NotRegular("a grammar may nest to any depth")
+    if grammar.whitespace:
+        raise NotRegular("whitespace is allowed between its tokens")
+    return schema_pattern(grammar.text)
 
 
 def _check_text(kind: GrammarKind, text: str) -> None:

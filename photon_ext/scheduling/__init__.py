@@ -6,9 +6,8 @@ from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.planner import Planner
 from photon_ext.scheduling.policy import FirstCome, Policy, Priority, ShortestPrompt
 from photon_ext.scheduling.range_pool import RangePool
-from photon_ext.scheduling.scheduler import Scheduler
+from photon_ext.scheduling.scheduler import RequestStats, Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
-from photon_ext.scheduling.stats import RequestStats
 from photon_ext.scheduling.token_budget import TokenBudget
 
 __all__ = [

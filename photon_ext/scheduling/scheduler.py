@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from operator import attrgetter
 
 from photon_ext.errors import RequestError
@@ -13,10 +14,32 @@ from photon_ext.scheduling.adapters import AdapterSlots
 from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
-from photon_ext.scheduling.stats import RequestStats
 from photon_ext.scheduling.token_log import TokenLog
 
 _rank = attrgetter("rank")
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """Counters of requests, which other threads may read.
+
+    Attributes:
+        timeouts: requests that their deadline ended.
+        refusals: requests that a full queue refused.
+        prompt_tokens: prompt tokens of admitted rows, those of preempted requests again.
+        prefix_hit_tokens: of them, those found in cached pages.
+        device_constraints, host_constraints: requests that got a row with a constraint, by where
+            it is kept.
+        preemptions: requests that left their rows before they had ended.
+    """
+
+    timeouts: int = 0
+    refusals: int = 0
+    prompt_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    device_constraints: int = 0
+    host_constraints: int = 0
+    preemptions: int = 0
 
 
 class Scheduler:

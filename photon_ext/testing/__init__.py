@@ -21,6 +21,7 @@ from photon_ext.testing.device import SimDevice, SimEvent, SimStream
 from photon_ext.testing.driver import Driver, Outcome
 from photon_ext.testing.errors import (
     Counterexample,
+    Fault,
     SimError,
     SimLeaseError,
     SimOverwrite,
@@ -28,7 +29,6 @@ from photon_ext.testing.errors import (
     SimRace,
 )
 from photon_ext.testing.explore import Exploration, Scenario, explore, replay, sample
-from photon_ext.testing.faults import Fault
 from photon_ext.testing.forward import ToyForward
 from photon_ext.testing.invariants import check_invariants
 from photon_ext.testing.model import Request, ToyModel

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from photon_ext.runtime.step import StepKey
 from photon_ext.testing.device import SimDevice, SimEvent
-from photon_ext.testing.faults import Fault
+from photon_ext.testing.errors import Fault
 from photon_ext.testing.memory import Access
 from photon_ext.testing.state import SlotState
 from photon_ext.testing.stats import SimStats

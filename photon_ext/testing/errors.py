@@ -1,8 +1,11 @@
-"""What the simulated device finds. Each error names the two parties and the memory they met at."""
+"""What the simulated device finds, and what can be planted for it to find. Each error names the two
+parties and the memory they met at.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 
 from photon_ext.errors import PhotonError
 
@@ -46,3 +49,26 @@ class Counterexample(SimError):
         self.error = error
         self.choices = tuple(choices)
         self.run = run
+
+
+class Fault(Enum):
+    """A bug to plant in the device layer, below the pipeline. The last three are right but slow."""
+
+    DROP_INPUT_WAIT = "the graph does not wait for the copy of its input"
+    DROP_MASK_WAIT = "late sampling does not wait for the copy of its masks"
+    DROP_OUTPUT_WAIT = "the out-copy does not wait for the step's outputs"
+    COMMIT_WITHOUT_WAIT = "the host reads the records before they were copied out"
+    STALE_DELTAS = "begin_step leaves the deltas in place, and a quiet step applies them again"
+    STAGED_REUSED = (
+        "begin_step leaves staged tokens in place, and a slot whose segments did not "
+        "change does not send new ones"
+    )
+    DELTAS_OFF_STREAM = (
+        "row deltas are applied by the in-copy stream, beside the step that reads the rows"
+    )
+    AUTOMATON_OFF_STREAM = "an automaton is copied on a stream that no step waits for"
+    STATE_KEPT = "publish_ leaves the states of automata as they are"
+
+    LATE_OUT_COPY = "the out-copy is enqueued at the wait, behind the next forward"
+    EXTRA_WAIT = "launch waits for its input copy"
+    RESEND = "a quiet step sends its segments again"

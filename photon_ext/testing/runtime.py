@@ -16,7 +16,7 @@ from photon_ext.runtime.row_table import RowTable
 from photon_ext.testing.chooser import Chooser, Lazy
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
-from photon_ext.testing.faults import Fault
+from photon_ext.testing.errors import Fault
 from photon_ext.testing.memory import Access
 from photon_ext.testing.row_table import SimRowTable
 from photon_ext.testing.slot import SimSlot

@@ -13,7 +13,7 @@ from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step import StepKey
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
-from photon_ext.testing.faults import Fault
+from photon_ext.testing.errors import Fault
 from photon_ext.testing.poison import POISON, clean
 from photon_ext.testing.stats import SimStats
 

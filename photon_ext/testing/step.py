@@ -18,8 +18,7 @@ from photon_ext.layout import COUNTS_SIZE, SEGMENT_COLUMNS, InputLayout, MaskLay
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepTensors
 from photon_ext.runtime.step_program import StepProgram
-from photon_ext.testing.errors import SimOverwrite, SimPoison
-from photon_ext.testing.faults import Fault
+from photon_ext.testing.errors import Fault, SimOverwrite, SimPoison
 from photon_ext.testing.footprint import Footprint
 from photon_ext.testing.memory import Access
 from photon_ext.testing.poison import POISON, clean

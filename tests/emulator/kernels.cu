@@ -515,7 +515,7 @@ __global__ void send_kernel(float* out, int bug) {
 
 // --- launches and types --------------------------------------------------------------------------
 
-__global__ void early_kernel(int* out, int bug) {
+__global__ void pdl_kernel(int* out, int bug) {
   const int i = blockIdx.x * kThreads + threadIdx.x;
   let_next_start();
   if (bug == kNeverWaits || (bug == kThreadNeverWaits && i == 5) ||
@@ -676,14 +676,14 @@ EXPORT int send(float* out, int bug) {
                 nullptr, out, bug);
 }
 EXPORT int pdl(int* out, int blocks, int bug) {
-  return launch(early_kernel, LaunchShape{blocks, kThreads, 0, 1, true}, nullptr, out, bug);
+  return launch(pdl_kernel, LaunchShape{blocks, kThreads, 0, 1, true}, nullptr, out, bug);
 }
 EXPORT int chain(int* out, int* second, int* first, const int* constant, int lets_next, int bug) {
-  const LaunchShape early{1, kThreads, 16 * kThreads, 1, true};
+  const LaunchShape pdl{1, kThreads, 16 * kThreads, 1, true};
   if (const int error = launch(first_of_chain, 1, kThreads, nullptr, first)) return error;
-  if (const int error = launch(second_of_chain, early, nullptr, second, first, lets_next))
+  if (const int error = launch(second_of_chain, pdl, nullptr, second, first, lets_next))
     return error;
-  return launch(third_of_chain, early, nullptr, out, second, first, constant, bug);
+  return launch(third_of_chain, pdl, nullptr, out, second, first, constant, bug);
 }
 EXPORT int convert(const float* in, float* bf16, float* f16, int n) {
   return launch(convert_kernel, ceil_div(n, kThreads), kThreads, nullptr, in, bf16, f16, n);

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -561,7 +563,7 @@ def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_
     def late(thread: threading.Thread) -> None:
         run, thread.run = thread.run, lambda: begun.wait(20) and run()  # type: ignore[method-assign]
         start(thread)
-        monkeypatch.setattr(thread, "is_alive", lambda: False)  # as it is until the thread runs
+        monkeypatch.setattr(thread, "_ident", None)  # as it is until the thread runs
         raise KeyboardInterrupt
 
     engine = make(WatchedDevice())
@@ -576,7 +578,7 @@ def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_
     assert not engine._loop.run()
     assert_alive(engine)
     engine.close()
-    assert not any(thread.is_alive() for thread in engine._thread._threads)
+    assert not any(thread.runs for thread in engine._thread._threads)
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["closed", "crashed"])
@@ -668,6 +670,38 @@ def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
     assert_drained(engine)
     with pytest.raises(EngineDeadError, match="closed"):
         engine.submit([1])
+
+
+def test_a_close_after_one_that_was_interrupted_waits_all_the_same() -> None:
+    """Ctrl-C in a thread's own join would have the next one return at once."""
+    device, launched, go_on = WatchedDevice(max_rows=1), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        launched.set()
+        go_on.wait(20)
+
+    device.on_step = hold
+    engine = make(device)
+    engine.submit([9], LONG)
+    assert launched.wait(20)
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGUSR1)
+    try:
+        threading.Timer(0.2, interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.close()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    again = [threading.Thread(target=engine.close, daemon=True) for _ in range(2)]
+    for thread in again:
+        thread.start()
+    again[0].join(0.2)
+    assert all(thread.is_alive() for thread in again)
+    go_on.set()
+    for thread in again:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in again)
+    assert_drained(engine)
 
 
 def test_close_before_the_first_request() -> None:

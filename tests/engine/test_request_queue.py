@@ -100,7 +100,7 @@ def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_ba
     assert requests.collect(lambda: False).submitted == [first]
     with pytest.raises(RequestError, match="already serves"):
         requests.post([make(constraint)])
-    requests.give_back(first)
+    requests.finish(first)
     requests.post([make(constraint)])
 
 
@@ -108,7 +108,7 @@ def test_requests_that_a_crash_leaves_are_handed_back_to_be_told() -> None:
     requests = RequestQueue()
     requests.post([ended := make(), taken := make()])
     assert requests.collect(lambda: False).submitted == [ended, taken]
-    requests.give_back(ended)
+    requests.finish(ended)
     requests.post([left := make()])
     assert {*requests.fail(OSError("no power"))} == {taken.request, left.request}
     with pytest.raises(EngineDeadError, match=r"the engine has crashed \(OSError: no power"):

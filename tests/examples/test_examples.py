@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import import_module
 from pathlib import Path
@@ -64,6 +65,13 @@ def test_several_rows_give_the_tokens_of_each_alone(capsys: pytest.CaptureFixtur
     assert [len(line.split()) for line in tokens] == [9, 9, 9, 9]
     assert len(set(tokens)) == 4
     assert verdict == "each alone gives the same: True"
+
+
+def test_the_loop_to_copy_is_short() -> None:
+    pytest.importorskip("transformers")
+    from photon_ext.examples import own_loop
+
+    assert len(inspect.getsource(own_loop.decode).splitlines()) <= 32
 
 
 def test_a_loop_of_your_own_gives_the_models_tokens(capsys: pytest.CaptureFixture[str]) -> None:

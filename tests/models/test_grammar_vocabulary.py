@@ -105,5 +105,5 @@ def test_a_model_without_an_end_token_is_refused() -> None:
 
 def test_a_missing_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(ConfigError, match=r"need the package llguidance .*photon_ext\[grammar\]"):
+    with pytest.raises(ConfigError, match=r"llguidance .*; pip install llguidance"):
         grammar_vocabulary(byte_tokenizer(), VOCAB, [0])

@@ -117,7 +117,7 @@ def test_files_of_common_kinds_are_read(kind: str) -> None:
 
 def test_without_pillow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(RequestError, match="need the Python package Pillow: pip install"):
+    with pytest.raises(RequestError, match="need the Python package Pillow: pip install pillow"):
         read_image(PNG)
 
 

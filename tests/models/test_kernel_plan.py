@@ -171,7 +171,7 @@ def test_on_a_cpu_nothing_goes_through_torch() -> None:
 
 
 def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
-    with pytest.raises(ConfigError, match="fused_tokens is -1, expected an integer from 0 on"):
+    with pytest.raises(ConfigError, match="fused_tokens is -1; give an integer from 0 to"):
         Ways(fused_tokens=-1)
 
 
@@ -280,8 +280,8 @@ def test_a_plan_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Ways(own_tokens=2.5), "Ways: own_tokens is 2.5, expected an integer from 0 on"),
-        (lambda: Ways(True), "Ways: fused_tokens is True, expected an integer"),
+        (lambda: Ways(own_tokens=2.5), "Ways: own_tokens is 2.5; give an integer from 0 to"),
+        (lambda: Ways(True), "Ways: fused_tokens is True; give an integer"),
         (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
         (lambda: KernelPlan(decode=8), r"KernelPlan: decode is 8; give Ways\(...\)"),
         (lambda: plan_kernels(CONFIG, H200, "int8"), "dtype is 'int8'; give 'float32', 'float16'"),

@@ -149,9 +149,10 @@ def test_a_file_that_is_not_the_encoders_is_refused(damage: str, tmp_path: Path)
         ({"heads": 5}, "heads 5 must divide width 48"),
         ({"patch": 5}, "patch 5 crop_size 42"),
         ({"margin": 4}, "two margins of 4 leave some of the 7 patches"),
-        ({"layers": 0}, "layers is 0, expected an integer from 1 on"),
-        ({"margin": -1}, "margin is -1, expected an integer from 0 on"),
+        ({"layers": 0}, "layers is 0; give an integer from 1 to 2147483647"),
+        ({"margin": -1}, "margin is -1; give an integer from 0 to"),
         ({"width": 1.5}, "width is 1.5"),
+        ({"most_tiles": True}, "most_tiles is True; give an integer"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused(changed: dict[str, Any], told: str) -> None:

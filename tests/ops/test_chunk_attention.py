@@ -1,7 +1,7 @@
-"""paged_attention_into with fast=True: chunks by matrix instructions, near the float64 reference
+"""paged_attention_into with hopper=True: chunks by matrix instructions, near the float64 reference
 and free of what else is in the step.
 
-On the CPU `fast` changes nothing, and these tests hold for the portable kernel; they are written
+On the CPU `hopper` changes nothing, and these tests hold for the portable kernel; they are written
 for the CUDA one, on a GPU or emulated.
 """
 

@@ -1,4 +1,4 @@
-"""fused_attention_decode_into with `fast`: splits of a row's context over blocks, merged through
+"""fused_attention_decode_into with `hopper`: splits of a row's context over CTAs, merged through
 the workspace.
 """
 

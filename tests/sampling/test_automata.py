@@ -19,8 +19,7 @@ from photon_ext.sampling.byte_automaton import (
     ByteAutomaton,
     byte_automaton,
 )
-from photon_ext.sampling.grammar import grammar_of
-from photon_ext.sampling.grammar_pattern import grammar_pattern
+from photon_ext.sampling.grammar import grammar_of, grammar_pattern
 from photon_ext.sampling.pattern import MAX_CHARACTER, NotRegular, byte_sequences, without
 from photon_ext.sampling.regex_pattern import regex_pattern
 from photon_ext.sampling.token_automaton import LONGEST_TOKEN, TokenAutomaton, TokenBytes

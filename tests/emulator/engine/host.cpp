@@ -190,7 +190,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const c
     if (attribute.id == cudaLaunchAttributeClusterDimension)
       one.cluster = attribute.val.clusterDim.x;
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
-      one.early = attribute.val.programmaticStreamSerializationAllowed != 0;
+      one.pdl = attribute.val.programmaticStreamSerializationAllowed != 0;
   }
   const uint64_t threads = uint64_t{block.x} * block.y * block.z,
                  blocks = uint64_t{grid.x} * grid.y * grid.z;
@@ -198,7 +198,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const c
                     grid.y <= 65535 && grid.z <= 65535;
   if (!fits || one.cluster == 0 || one.cluster > kMaxCluster || grid.x % one.cluster != 0)
     return remember(cudaErrorInvalidConfiguration);
-  if ((one.cluster > 1 || one.early) && capability().major < 9)
+  if ((one.cluster > 1 || one.pdl) && capability().major < 9)
     return remember(cudaErrorInvalidConfiguration);
   if (config.dynamicSmemBytes > static_cast<size_t>(allowed_shared_bytes(kernel)))
     return remember(cudaErrorInvalidValue);

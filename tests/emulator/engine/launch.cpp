@@ -138,7 +138,7 @@ void prepare_threads(const Extent& size) {
     const auto number = static_cast<unsigned>(i % static_cast<size_t>(machine.blocks[0].threads));
     thread.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
     thread.ended = false;
-    thread.waited = !machine.launch->early;
+    thread.waited = !machine.launch->pdl;
     thread.wait.name = thread.entry.name = nullptr;
     thread.copies.clear();
     thread.group_sizes.clear();

@@ -58,7 +58,7 @@ struct Thread {
   Warp* warp;
   unsigned lane;
   bool ended;
-  bool waited;  // for the kernels before, as a thread of a launch that is not early has by itself
+  bool waited;  // for the kernels before, as a thread of a launch without pdl has by itself
   Wait wait;
   Entry entry;
   std::vector<AsyncCopy> copies;      // of async_copy16, oldest first

@@ -60,7 +60,7 @@ struct Written {
 
 // Of one host thread, whose launches are one stream.
 struct Stream {
-  Written pending;  // what kernels write that may still run when the next one starts early
+  Written pending;  // what kernels write that may still run when the next one is launched with pdl
   Written own;      // what the kernel that runs has written
   Page* last_page = nullptr;
   uintptr_t last_number = 0;
@@ -143,7 +143,7 @@ void begin_accesses() {
   stream.own.clear();
   stream.own.kernels.push_back(machine.launch->signature);
   stream.last_page = nullptr;
-  if (!machine.launch->early) stream.pending.clear();
+  if (!machine.launch->pdl) stream.pending.clear();
   in_kernel = true;
   checks_reads = watch.bytes > 0 || !stream.pending.pages.empty();
 }

@@ -78,7 +78,7 @@ struct Launch {
   Extent grid, block;
   size_t shared_bytes;
   unsigned cluster;
-  bool early;
+  bool pdl;
   const void* kernel;
   const char* signature;  // the kernel's parameters, for messages
   void (*run)(const void* args);
