@@ -136,7 +136,8 @@ class InputProcessor:
         if automaton is not None:
             admission = admission._replace(params=replace(admission.params, constrained=False))
         make_text = self._text if objects is None else TextReader
-        request = Request(self.queue, make_text, len(ids), text, constraint_on, objects)
+        told = constraint_on, objects, params.include_stop
+        request = Request(self.queue, make_text, len(ids), text, *told)
         watched = constraint is not None or text is not None
         own_limit = "max_new_tokens" if objects is None else "max_objects"
         limit = "max_len" if cap < params.max_new_tokens else own_limit
@@ -177,7 +178,8 @@ class InputProcessor:
                 f"stop holds {shown(params.stop[0])}, and this engine has no tokenizer; use "
                 "stop_token_ids"
             )
-        return StoppedText(self.tokenizer.detokenizer(), params.stop_automaton)
+        detokenizer = self.tokenizer.detokenizer()
+        return StoppedText(detokenizer, params.stop_automaton, params.include_stop)
 
     def _bad_ids(self, words: tuple[str, ...]) -> Iterator[int]:
         for word in words:
