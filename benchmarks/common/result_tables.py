@@ -26,9 +26,10 @@ NODES = {
     "kernels": "kernels",
 }
 TIMELINE = {**STEP, "ms/step with checks": "off_ms", "without": "bare_ms", "ratio": "{ratio:.4f}"}
-CONSTRAINTS = {
+MODES = {
     **{**STEP, "rows": "mode", "ms/step": "ms", "least": "least", "most": "most"},
-    **{"work ms": "work_ms", "ratio": "{ratio:.3f}"},
+    **{"work ms": "work_ms", "gap us": "gap_us", "split": "{split:.0%}", "idle": "{idle:.1%}"},
+    "ratio": "{ratio:.3f}",
 }
 COUNTS = {
     **STEP,
@@ -104,10 +105,10 @@ def _decode(data: Entry) -> Iterator[Table]:
     yield Table.of("traced", _of(data, "nodes"), NODES)
 
 
-def _constraints(data: Entry) -> Iterator[Table]:
-    entries = _of(data, "constraints")
+def _modes(data: Entry) -> Iterator[Table]:
+    entries = _of(data, data["benchmark"])
     rows = [{**e, "mode": mode, **own} for e in entries for mode, own in e["modes"].items()]
-    yield Table.of("", rows, CONSTRAINTS)
+    yield Table.of("", rows, MODES)
 
 
 def _schemas(data: Entry) -> Iterator[Table]:
@@ -204,11 +205,13 @@ def _traffic(data: Entry) -> Iterator[Table]:
 
 TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "activity": _activity,
+    "adapters": _modes,
     "adopt": _adopt,
     "bubble": _bubble,
-    "constraints": _constraints,
+    "constraints": _modes,
     "decode": _decode,
     "kernels": _kernels,
+    "objects": _modes,
     "peers": _peers,
     "schemas": _schemas,
     "traffic": _traffic,
