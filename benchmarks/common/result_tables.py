@@ -119,12 +119,11 @@ def _schemas(data: Entry) -> Iterator[Table]:
         for entry in _of(data, "schemas")
     ]
     remarks = [f"{count} refused: {why}" for why, count in data.get("refused", {}).items()]
+    remarks += [f"{data['on_device']} on the device"] if "on_device" in data else []
+    remarks += [f"{count} on the host: {why}" for why, count in data.get("on_host", {}).items()]
     yield Table("answers by schema", ("model", "temperature", *names), rows, remarks)
-    times = [
-        (what, *data[name].values())
-        for what, name in (("compile", "compile_us"), ("mask", "fill_us"))
-        if name in data
-    ]
+    named = {"compile": "compile_us", "automaton": "automaton_us", "mask": "fill_us"}
+    times = [(what, *data[name].values()) for what, name in named.items() if data.get(name)]
     yield Table("microseconds", ("what", "p50", "p99", "max"), times)
 
 

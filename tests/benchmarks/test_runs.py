@@ -28,6 +28,7 @@ from photon_ext.models.weights import empty_weights
 from tests.engine.byte_tokenizer import byte_tokenizer
 
 DEVICE = torch.device("cpu")
+ANY_JSON = "a value may be any JSON, which nests to any depth"
 
 
 @pytest.fixture(scope="module")
@@ -300,6 +301,7 @@ def test_schemas_are_judged_one_by_one(
     result = json.loads(path.read_text())
     assert result["served"] == 2
     assert result["refused"] == {'Unimplemented keys: ["not"]': 1}
+    assert (result["on_device"], result["on_host"]) == (1, {ANY_JSON: 1})
     for entry in result["entries"]:
         counts = entry["counts"]
         assert (counts["ended and valid"], counts["cut, a beginning"]) == (1, 1)
