@@ -79,7 +79,8 @@ class Decoding:
         after = engine.stats()
         for output in outputs:
             if output.error is not None or len(output.token_ids) < self._steps:
-                raise BenchmarkError(f"an answer ended early: {output.finish_reason}")
+                told = output.error or output.finish_reason
+                raise BenchmarkError(f"an answer ended early: {told}")
         times = self._times[WARM_UP:-TAIL]
         gaps = engine.meter.gaps_us(before.gap_count)[WARM_UP:-TAIL]
         parts = ("commit", "finalize")
@@ -100,7 +101,10 @@ def in_turns(modes: Mapping[str, Callable[[], Steps]], rounds: int) -> dict[str,
     runs: dict[str, list[Steps]] = {mode: [] for mode in modes}
     for _ in range(1 + rounds):
         for mode, run in modes.items():
-            runs[mode].append(run())
+            try:
+                runs[mode].append(run())
+            except BenchmarkError as error:
+                raise BenchmarkError(f"{mode}: {error}") from error
     figures: dict[str, Any] = {}
     for mode, found in runs.items():
         first = next(iter(figures.values()), None)
