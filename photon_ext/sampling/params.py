@@ -54,8 +54,9 @@ class SamplingParams(RowParams):
             cut before the first one to be complete. Needs a tokenizer.
         include_stop: the text ends with the stop string or the text of the stop token; special
             tokens have none.
-        bad_words: texts that are not sampled; each has to be one token of the tokenizer, alone or
-            behind a space. They count as logit biases of -inf, of which a request has 300 at most.
+        bad_words: texts that are not sampled, as the tokenizer writes them alone or behind a space.
+            Those of one token count as logit biases of -inf, of which a request has 300 at most;
+            those of several are kept by the host, so that a request with one waits for masks.
         ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
         constraint: asked by the host for the allowed tokens before each sampling; see
             sampling.constraints. It sets `constrained`, as do the next four; one of the five may be

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,14 @@ def test_what_the_device_does_not_take_says_why_it_is_on_the_host(
     assert output.error is None
     assert output.constraint_on is not None
     assert output.constraint_on.startswith(f"host: {why}")
+
+
+def test_bad_words_of_several_tokens_bring_a_form_to_the_host(device: Engine) -> None:
+    form = SamplingParams(12, **FORMS["open"])
+    (plain,) = device.generate(QUESTIONS[:1], form)
+    (found,) = device.generate(QUESTIONS[:1], replace(form, bad_words=["zebra crossings"]))
+    assert found.constraint_on == "host: bad_words has texts of several tokens"
+    assert found.token_ids == plain.token_ids
 
 
 def test_plain_requests_have_no_constraint_anywhere(device: Engine) -> None:
