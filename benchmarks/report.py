@@ -85,7 +85,7 @@ def _figures(entry: dict[str, Any]) -> list[str]:
     hopper = " hopper" if entry.get("kernels") in ("hopper", "fast") else ""
     if entry.get("what") == "single stream":
         return [f"{who} {own['tokens_per_s']:.3g} tok/s" for who, own in entry["rates"].items()]
-    if entry.get("what") == "constraints":
+    if "modes" in entry:
         of = f"{entry['model']} B{entry['batch']}"
         return [f"{of} {mode} x{own['ratio']:.3f}" for mode, own in entry["modes"].items()]
     form = {

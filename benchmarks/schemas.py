@@ -7,7 +7,8 @@ A line of the file is an object with `name` and `schema`. At temperature 0 and a
 each schema is generated, `--rows` at a time, with plain requests among them, whose tokens have to
 be those that they get alone. An answer that its grammar ended has to parse and to validate
 (jsonschema); one that its cap cut has to be a beginning that the matcher takes. Times of
-compilation are those of the first request; times of masks are of the same answers once more.
+compilation are those of the first request; times of masks are of the same answers once more. Told
+as well is which schemas the device keeps, as automata, and why the host keeps the others.
 """
 
 from __future__ import annotations
@@ -31,8 +32,11 @@ from benchmarks.common.result_tables import tables_of
 from photon_ext import Engine, SamplingParams
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
+from photon_ext.engine.sizing import CPU_AUTOMATA_MIB
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.loader import load_model
+from photon_ext.sampling.grammar import Grammar
+from photon_ext.sampling.pattern import NotRegular
 
 PLAIN = ("Why is the sky blue?", "Count to ten.", "A poem on rain.")
 REQUEST = "Write a JSON example of the schema "
@@ -49,12 +53,15 @@ class Bench:
         if loaded.tokenizer is None:
             raise BenchmarkError(f"{args.model} has no tokenizer; use a model that does")
         config, tokenizer = loaded.config, loaded.tokenizer
-        self._compiler = GrammarCompiler(tokenizer, config.vocab, config.eos_ids)
+        words = CPU_AUTOMATA_MIB * 2**18  # as the engine has
+        self._compiler = GrammarCompiler(tokenizer, config.vocab, config.eos_ids, words)
         rows = args.rows
         sizes = {"max_rows": rows, "max_len": 1024, "chunk": 256, "buckets": (1, rows)}
         self.engine = Engine.from_weights(config, loaded.weights, tokenizer, **sizes)
         self._words = memoryview(bytearray(-(-config.vocab // 32) * 4)).cast("i")
         self.compile_us: list[float] = []
+        self.automaton_us: list[float] = []
+        self.on_host: Counter[str] = Counter()
         self.fill_us: list[float] = []
         self.refused: Counter[str] = Counter()
         lines = Path(args.file).read_text().splitlines()[: args.limit]
@@ -70,12 +77,21 @@ class Bench:
             self.refused[(why or str(error)).partition("; ")[0][:REASON]] += 1
             return False
         self.compile_us.append((time.perf_counter() - begin) * 1e6)
+        self._note_place(schema)
         return True
 
+    def _note_place(self, schema: Any) -> None:
+        """Whether the device keeps it."""
+        begin = time.perf_counter()
+        try:
+            self._compiler.automaton(_grammar(schema))
+        except NotRegular as error:
+            self.on_host[str(error)[:REASON]] += 1
+        else:
+            self.automaton_us.append((time.perf_counter() - begin) * 1e6)
+
     def _constraint(self, schema: Any) -> Any:
-        grammar = SamplingParams(json_schema=schema).answer_grammar
-        assert grammar is not None
-        return self._compiler.start(grammar)
+        return self._compiler.start(_grammar(schema))
 
     def measure(self, temperature: float) -> dict[str, Any]:
         """Answers to all of them at this temperature."""
@@ -122,8 +138,16 @@ class Bench:
         return "ended and valid"
 
 
-def spread(values: list[float]) -> dict[str, float]:
-    """Percentiles of some microseconds."""
+def _grammar(schema: Any) -> Grammar:
+    grammar = SamplingParams(json_schema=schema).answer_grammar
+    assert grammar is not None
+    return grammar
+
+
+def spread(values: list[float]) -> dict[str, float] | None:
+    """Percentiles of some microseconds; None where there are too few."""
+    if len(values) < 2:
+        return None
     cuts = quantiles(values, n=100, method="inclusive")
     return {"p50": cuts[49], "p99": cuts[98], "max": max(values)}
 
@@ -149,7 +173,10 @@ def main(given: list[str] | None = None) -> int:
         llguidance=metadata.version("llguidance"),
         served=len(bench.served),
         refused=dict(bench.refused.most_common()),
+        on_device=len(bench.automaton_us),
+        on_host=dict(bench.on_host.most_common()),
         compile_us=spread(bench.compile_us),
+        automaton_us=spread(bench.automaton_us),
         fill_us=spread(bench.fill_us),
     )
     for table in tables_of(result.data):

@@ -34,9 +34,10 @@ PREFILL = {
     **{"TFLOP/s": "tflop_per_s", "of a product": "product_tflop_per_s", "share": "{share:.0%}"},
 }
 TIMELINE = {**STEP, "ms/step with checks": "off_ms", "without": "bare_ms", "ratio": "{ratio:.4f}"}
-CONSTRAINTS = {
+MODES = {
     **{**STEP, "rows": "mode", "ms/step": "ms", "least": "least", "most": "most"},
-    **{"work ms": "work_ms", "ratio": "{ratio:.3f}"},
+    **{"work ms": "work_ms", "gap us": "gap_us", "split": "{split:.0%}", "idle": "{idle:.1%}"},
+    "ratio": "{ratio:.3f}",
 }
 COUNTS = {
     **STEP,
@@ -117,10 +118,10 @@ def _decode(data: Entry) -> Iterator[Table]:
     yield Table.of("forward of a prompt", _of(data, "prefill"), PREFILL)
 
 
-def _constraints(data: Entry) -> Iterator[Table]:
-    entries = _of(data, "constraints")
+def _modes(data: Entry) -> Iterator[Table]:
+    entries = _of(data, data["benchmark"])
     rows = [{**e, "mode": mode, **own} for e in entries for mode, own in e["modes"].items()]
-    yield Table.of("", rows, CONSTRAINTS)
+    yield Table.of("", rows, MODES)
 
 
 def _schemas(data: Entry) -> Iterator[Table]:
@@ -131,12 +132,11 @@ def _schemas(data: Entry) -> Iterator[Table]:
         for entry in _of(data, "schemas")
     ]
     remarks = [f"{count} refused: {why}" for why, count in data.get("refused", {}).items()]
+    remarks += [f"{data['on_device']} on the device"] if "on_device" in data else []
+    remarks += [f"{count} on the host: {why}" for why, count in data.get("on_host", {}).items()]
     yield Table("answers by schema", ("model", "temperature", *names), rows, remarks)
-    times = [
-        (what, *data[name].values())
-        for what, name in (("compile", "compile_us"), ("mask", "fill_us"))
-        if name in data
-    ]
+    named = {"compile": "compile_us", "automaton": "automaton_us", "mask": "fill_us"}
+    times = [(what, *data[name].values()) for what, name in named.items() if data.get(name)]
     yield Table("microseconds", ("what", "p50", "p99", "max"), times)
 
 
@@ -225,11 +225,13 @@ def _start_up(entry: Entry) -> str:
 
 TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "activity": _activity,
+    "adapters": _modes,
     "adopt": _adopt,
     "bubble": _bubble,
-    "constraints": _constraints,
+    "constraints": _modes,
     "decode": _decode,
     "kernels": _kernels,
+    "objects": _modes,
     "peers": _peers,
     "schemas": _schemas,
     "traffic": _traffic,

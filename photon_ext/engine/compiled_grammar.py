@@ -88,14 +88,21 @@ class CompiledGrammar:
             return self._automaton
 
     def _made_automaton(self, matcher: LLMatcher, limits: AutomatonLimits) -> TokenAutomaton | str:
+        tokens, folder = self._vocabulary.tokens, self._vocabulary.folder
         try:
+            kept = None if folder is None else folder.load(self._grammar, tokens, limits)
+            if kept is not None:
+                return kept
             deadline = time.monotonic() + limits.seconds
             automaton = byte_automaton(grammar_pattern(self._grammar), limits, deadline)
-            return TokenAutomaton(automaton, self._vocabulary.tokens, limits, matcher)
+            made = TokenAutomaton(automaton, tokens, limits, matcher)
         except NotRegular as error:
             return str(error)
         except RecursionError:
             return "it is nested too deeply"
+        if folder is not None:
+            folder.save(self._grammar, made)
+        return made
 
     def _constraint(self, matcher: LLMatcher) -> GrammarConstraint:
         return GrammarConstraint(matcher, self._mask_bytes, self._what, self._retire)

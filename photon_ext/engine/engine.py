@@ -106,6 +106,7 @@ class Engine(SpatialSkills):
         embeds: torch.Tensor | None = None,
         vision: VisionEncoder | None = None,
         region: RegionConfig | None = None,
+        automata_dir: Path | None = None,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -129,6 +130,7 @@ class Engine(SpatialSkills):
             vision: makes embeddings of the images of prompts; on a device of its own choice, on the
                 threads of callers.
             region: of the region heads that this forward has; None: it has none.
+            automata_dir: see EngineOptions; a folder that is there.
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -171,7 +173,9 @@ class Engine(SpatialSkills):
         log_fallbacks()  # of what the captures launched
         ends = tuple(eos_ids)
         pinned = device.startswith("cuda")
-        compiler = GrammarCompiler(tokenizer, vocab_size, ends, runtime.automaton_words, pinned)
+        compiler = GrammarCompiler(
+            tokenizer, vocab_size, ends, runtime.automaton_words, pinned, automata_dir
+        )
         self._input = InputProcessor(
             tokenizer,
             ends,
@@ -282,6 +286,7 @@ class Engine(SpatialSkills):
             embeds=decoder.embeds,
             vision=vision,
             region=None if region is None else region.config,
+            automata_dir=None if chosen.automata_dir is None else Path(chosen.automata_dir),
         )
 
     def generate(

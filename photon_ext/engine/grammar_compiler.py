@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from photon_ext.engine.automaton_folder import AutomatonFolder
 from photon_ext.engine.compiled_grammar import CompiledGrammar
 from photon_ext.engine.vocabulary import Vocabulary
 from photon_ext.errors import RequestError
@@ -33,12 +35,15 @@ class GrammarCompiler:
         eos_ids: Iterable[int],
         automaton_words: int = 0,
         pinned: bool = False,
+        automata_dir: Path | None = None,
     ) -> None:
         """`vocab_size`: width of the logits; `eos_ids`: what ends an answer; `automaton_words`:
-        what the device has for automata, and `pinned`: it copies them from pinned memory.
+        what the device has for automata, and `pinned`: it copies them from pinned memory;
+        `automata_dir`: a folder where they are kept.
         """
         self._automaton_words = automaton_words
         self._pinned = pinned
+        self._automata_dir = automata_dir
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = tuple(eos_ids)
@@ -95,5 +100,9 @@ class GrammarCompiler:
             library = grammar_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
             names = self._tokenizer.token_id
             size, ends = self._vocab_size, self._eos_ids
-            self._vocabulary = Vocabulary(library, size, ends, self._pinned, names)
+            folder = None
+            if self._automata_dir is not None:
+                told = f"{self._tokenizer.to_json()}\0{size}\0{ends}"
+                folder = AutomatonFolder(self._automata_dir, told)
+            self._vocabulary = Vocabulary(library, size, ends, self._pinned, names, folder)
         return self._vocabulary

@@ -4,7 +4,7 @@ once, on the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
+from photon_ext.sampling.bad_words import BadWords, WithoutSequences
 from photon_ext.sampling.constraints import constraint_fault
 from photon_ext.sampling.pattern import NotRegular
 from photon_ext.sampling.spatial import ObjectReader
@@ -124,7 +125,8 @@ class InputProcessor:
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
-        row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
+        bad = self._bad_words(params.bad_words)
+        row_params = params.row_params(cap, tuple(stops), bad.ids)
         admission = check_admission(self.limits, ids, row_params)
         if embeds is not None:
             if params.prompt_logprobs is not None:
@@ -132,11 +134,17 @@ class InputProcessor:
                     "prompt_logprobs are of tokens, and the prompt has embeddings; leave one out"
                 )
             admission = admission._replace(prompt_ids=embeds.keyed(admission.prompt_ids))
-        constraint, automaton, constraint_on = self._constraint(params, sample)
-        if automaton is not None:
-            admission = admission._replace(params=replace(admission.params, constrained=False))
+        if objects is not None and bad.sequences:
+            raise RequestError(
+                "bad_words holds texts of several tokens, and the answer is objects; leave them out"
+            )
+        constraint, automaton, constraint_on = self._constraint(params, sample, bad)
+        if admission.params.constrained != (constraint is not None):
+            changed = replace(admission.params, constrained=constraint is not None)
+            admission = admission._replace(params=changed)
         make_text = self._text if objects is None else TextReader
-        request = Request(self.queue, make_text, len(ids), text, constraint_on, objects)
+        told = constraint_on, objects, params.include_stop
+        request = Request(self.queue, make_text, len(ids), text, *told)
         watched = constraint is not None or text is not None
         own_limit = "max_new_tokens" if objects is None else "max_objects"
         limit = "max_len" if cap < params.max_new_tokens else own_limit
@@ -152,19 +160,24 @@ class InputProcessor:
         return sequence
 
     def _constraint(
-        self, params: SamplingParams, sample: int
+        self, params: SamplingParams, sample: int, bad: BadWords
     ) -> tuple[Constraint | None, TokenAutomaton | None, str | None]:
         """What keeps the answer to its form, on the host or on the device, and Output.constraint_on
         of it.
         """
-        if params.constraint is not None:
-            return _started(params.constraint, sample), None, "host: it is an object of the caller"
-        if params.answer_grammar is None:
+        form, own = params.answer_grammar, _started(params.constraint, sample)
+        if bad.sequences:
+            inner = own if form is None else self.compiler.start(form)
+            told = "host: bad_words has texts of several tokens"
+            return WithoutSequences(bad.sequences, inner), None, told
+        if own is not None:
+            return own, None, "host: it is an object of the caller"
+        if form is None:
             return None, None, None
         try:
-            return None, self.compiler.automaton(params.answer_grammar), "device"
+            return None, self.compiler.automaton(form), "device"
         except NotRegular as error:
-            return self.compiler.start(params.answer_grammar), None, f"host: {error}"
+            return self.compiler.start(form), None, f"host: {error}"
 
     def _text(self) -> TextReader:
         return TextReader(None if self.tokenizer is None else self.tokenizer.detokenizer())
@@ -177,23 +190,17 @@ class InputProcessor:
                 f"stop holds {shown(params.stop[0])}, and this engine has no tokenizer; use "
                 "stop_token_ids"
             )
-        return StoppedText(self.tokenizer.detokenizer(), params.stop_automaton)
+        detokenizer = self.tokenizer.detokenizer()
+        return StoppedText(detokenizer, params.stop_automaton, params.include_stop)
 
-    def _bad_ids(self, words: tuple[str, ...]) -> Iterator[int]:
-        for word in words:
-            if self.tokenizer is None:
-                raise RequestError(
-                    f"bad_words holds {shown(word)}, and this engine has no tokenizer; use "
-                    "logit_bias, with -inf for a token id"
-                )
-            forms = [self.tokenizer.encode(text, False) for text in (word, " " + word)]
-            if not (ids := {form[0] for form in forms if len(form) == 1}):
-                raise RequestError(
-                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; the device, "
-                    "which runs ahead of the host, leaves out single tokens alone: give texts of "
-                    "one token"
-                )
-            yield from ids
+    def _bad_words(self, words: tuple[str, ...]) -> BadWords:
+        tokenizer = self.tokenizer
+        if words and tokenizer is None:
+            raise RequestError(
+                f"bad_words holds {shown(words[0])}, and this engine has no tokenizer; use "
+                "logit_bias, with -inf for a token id"
+            )
+        return BadWords.of(words, lambda text: tokenizer.encode(text, False) if tokenizer else ())
 
 
 def _asked(params: SamplingParams | None, options: RequestOptions) -> SamplingParams:

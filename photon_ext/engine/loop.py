@@ -205,7 +205,7 @@ class EngineLoop:
 
     def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
         is_stop = event.finish is FinishReason.STOP and not event.complete
-        if not is_stop:  # that comes with the end, because it has no text
+        if not is_stop:  # that comes with the end, which says whether its text shows
             self._undelivered.append(Delivery(sequence, token))
         try:
             reason = sequence.advance(token, event.finish)
@@ -312,5 +312,5 @@ def _verdict(sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
     if reason is FinishReason.LENGTH:
         return End(reason, sequence.limit)
     if event.finish is FinishReason.STOP and not event.complete:
-        return End(reason, event.token, hides_last=True)
+        return End(reason, event.token, hides_last=not sequence.request.include_stop)
     return End(reason, "constraint")

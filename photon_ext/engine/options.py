@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from photon_ext.checks import (
     check_flag,
     check_prefill,
 )
+from photon_ext.engine.automaton_folder import made_folder
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.kernel_plan import KernelPlan
 from photon_ext.scheduling import Policy
@@ -95,6 +97,9 @@ class EngineOptions:
         automata_mib: memory for constraints that the device keeps, in MiB: those of json_schema,
             regex and choice that are small enough; 0: the host keeps all. None: 64 on a GPU, else
             16. Where it is full of constraints of requests that run, others wait.
+        automata_dir: a folder, made where it is missing, in which such constraints are kept for
+            engines that come later: 256 MiB, of which the least recently used go first. None: they
+            are compiled by each engine anew.
         embeds_tokens: embeddings that prompts may bring along, of all requests together whose
             prompts are being read; takes the memory of as many activations. 0: prompts are tokens
             alone.
@@ -127,6 +132,7 @@ class EngineOptions:
     lora_rank: int = 16
     penalties: bool = True
     automata_mib: int | None = None
+    automata_dir: str | Path | None = None
     embeds_tokens: int = 0
     timing: bool = True
     meter: bool = True
@@ -144,6 +150,8 @@ class EngineOptions:
             most = MAX_AUTOMATA_MIB
             automata_mib = check_count("automata_mib", self.automata_mib, most, least=0)
             self._settle("automata_mib", automata_mib)
+        if self.automata_dir is not None:
+            self._settle("automata_dir", made_folder(self.automata_dir))
         self._settle("embeds_tokens", check_count("embeds_tokens", self.embeds_tokens, least=0))
         choose_policy(self.policy)
         most = MAX_STOP_IDS

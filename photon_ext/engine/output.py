@@ -38,7 +38,8 @@ class Output:
     """A finished request.
 
     Attributes:
-        text: without stop strings and special tokens; empty without a tokenizer.
+        text: without special tokens, and without the stop unless include_stop; empty without a
+            tokenizer.
         token_ids: the generated ids, a final stop token included.
         finish_reason: "stop", "length", "cancelled", "timeout" or "error".
         stop_reason: with "stop" the id of the stop token, the stop string, or "constraint", which
@@ -86,7 +87,7 @@ class End:
 
     Attributes:
         stop_reason, error: see Output.
-        hides_last: the last token is a stop token, which has no text.
+        hides_last: the last token is a stop token, whose text is not shown.
         time: when, in seconds of `time.perf_counter`.
     """
 

@@ -70,6 +70,7 @@ class Request(TokenFeed):
         prompt_logprobs: of the tokens of the prompt from the second on, as far as they are known.
         constraint_on: see Output.
         objects: reads the objects of the answer; None: it is text.
+        include_stop: the text shows the stop.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Request(TokenFeed):
         text: StoppedText | None = None,
         constraint_on: str | None = None,
         objects: ObjectReader | None = None,
+        include_stop: bool = False,
     ) -> None:
         """Made by `Engine.submit`. `make_text` makes what turns tokens into text, for each reader,
         unless the engine makes the `text` (see TokenFeed).
@@ -90,6 +92,7 @@ class Request(TokenFeed):
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.constraint_on = constraint_on
         self.objects = objects
+        self.include_stop = include_stop
         self._make_text = make_text
         self.submitted = perf_counter()
         self._queue = queue

@@ -27,18 +27,22 @@ class TextReader:
 
 class StoppedText(TextReader):
     """Text that is cut before the first stop string to be complete, however tokens split it, and
-    never shows a part of one. Of several that end with the same character the longest counts.
+    never shows a part of one. Of several that end with the same character the longest counts. With
+    `include_stop` it is cut behind it.
 
     Attributes:
         found: the stop string that is complete; the request ends there. None: none is.
         pieces: what was returned so far.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopAutomaton) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stops: StopAutomaton, include_stop: bool = False
+    ) -> None:
         super().__init__(detokenizer)
         self.found: str | None = None
         self.pieces: list[str] = []
         self._stops = stops
+        self._include_stop = include_stop
         self._state = 0
         self._held = ""
 
@@ -61,7 +65,7 @@ class StoppedText(TextReader):
         certain = len(text) - (complete or self._stops.held(self._state))
         self.found = text[certain:] if complete else None
         self._held = "" if complete else text[certain:]
-        return text[:certain]
+        return text if complete and self._include_stop else text[:certain]
 
 
 class MadeText(TextReader):

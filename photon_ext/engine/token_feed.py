@@ -65,6 +65,8 @@ class TokenFeed:
     def finish(self, end: End, token: int | None = None) -> None:
         """The end, with the last token where it was not told yet."""
         if self.text is not None and end.error is None:
+            if token is not None and not end.hides_last:
+                self.text.push(token)
             self.text.finish()
         self.settle()
         if token is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from photon_ext.engine.automaton_folder import AutomatonFolder
 from photon_ext.sampling.token_automaton import TokenBytes
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class Vocabulary:
 
     Attributes:
         library: the tokens as llguidance wants them.
+        folder: where automata over these tokens are kept; None: nowhere.
     """
 
     def __init__(
@@ -27,11 +29,13 @@ class Vocabulary:
         end_ids: Iterable[int],
         pinned: bool,
         token_id: Callable[[str], int | None],
+        folder: AutomatonFolder | None = None,
     ) -> None:
         """`size`: width of the logits; `pinned`: automata are copied from pinned memory;
         `token_id`: of a token's name.
         """
         self.library = library
+        self.folder = folder
         self._token_id = token_id
         self._size = size
         self._end_ids = [token for token in dict.fromkeys(end_ids) if token < size]

@@ -26,6 +26,7 @@ SYNONYMS = {
     "guided_grammar": "grammar",
     "guided_json": "json_schema",
     "guided_regex": "regex",
+    "include_stop_str_in_output": "include_stop",
     "max_completion_tokens": "max_new_tokens",
     "max_length": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -45,14 +46,17 @@ class SamplingParams(RowParams):
 
     Those of `RowParams` are run by the device; the engine caps max_new_tokens at what the context
     leaves after the prompt, and adds the model's end tokens to stop_token_ids, of which a request
-    has `max_stop_ids` at most. Stop tokens stay in token_ids and out of the text. Stop strings and
-    constraints do not wait for min_tokens.
+    has `max_stop_ids` at most. Stop tokens stay in token_ids, and out of the text unless
+    include_stop. Stop strings and constraints do not wait for min_tokens.
 
     Attributes:
         stop: a string or several that end the request, up to 16384 characters in all; the text is
             cut before the first one to be complete. Needs a tokenizer.
-        bad_words: texts that are not sampled; each has to be one token of the tokenizer, alone or
-            behind a space. They count as logit biases of -inf, of which a request has 300 at most.
+        include_stop: the text ends with the stop string or the text of the stop token; special
+            tokens have none.
+        bad_words: texts that are not sampled, as the tokenizer writes them alone or behind a space.
+            Those of one token count as logit biases of -inf, of which a request has 300 at most;
+            those of several are kept by the host, so that a request with one waits for masks.
         ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
         constraint: asked by the host for the allowed tokens before each sampling; see
             sampling.constraints. It sets `constrained`, as do the next four; one of the five may be
@@ -72,6 +76,7 @@ class SamplingParams(RowParams):
     """
 
     stop: tuple[str, ...] = ()
+    include_stop: bool = False
     bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
@@ -85,7 +90,8 @@ class SamplingParams(RowParams):
         super().__post_init__()
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, _checked_texts(name, getattr(self, name)))
-        check_flag("ignore_eos", self.ignore_eos)
+        for name in ("include_stop", "ignore_eos"):
+            check_flag(name, getattr(self, name))
         if self.constraint is not None and (fault := constraint_fault(self.constraint)):
             raise ConfigError(f"constraint is a {type(self.constraint).__name__}; {fault}")
         form = self.answer_grammar

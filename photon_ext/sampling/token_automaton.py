@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -97,14 +97,26 @@ class Matcher(Protocol):
         """Whether it has failed."""
 
 
+class StateMasks(NamedTuple):
+    """The masks of an automaton's states.
+
+    Attributes:
+        masks: int32 [masks, words], those that differ.
+        mask_of: int64, which of them each state has; negative: no token leads there.
+    """
+
+    masks: Words
+    mask_of: npt.NDArray[np.int64]
+
+
 class TokenAutomaton:
     """An automaton over the tokens of a vocabulary, on the host; immutable.
 
     Attributes:
+        by_bytes: the automaton over bytes.
         vocabulary: the tokens.
         tables: int32, what the device reads (layout.AutomatonWord).
-        masks: int32 [masks, words], those that differ.
-        mask_of: which mask each state has; negative: no token leads there.
+        masks, mask_of: see StateMasks.
         complete: bool, of each state: nothing may follow.
     """
 
@@ -114,18 +126,18 @@ class TokenAutomaton:
         vocabulary: TokenBytes,
         limits: AutomatonLimits,
         matcher: Matcher | None = None,
+        masks: StateMasks | None = None,
     ) -> None:
-        """`matcher`: at the start of an answer; None: the masks are the automaton's own. Raises
-        NotRegular: it takes more than the limits allow, or is not the matcher's.
+        """`matcher`: at the start of an answer; None: the masks are the automaton's own. `masks`:
+        what this found before. Raises NotRegular: it takes more than the limits allow, or is not
+        the matcher's.
         """
-        self._automaton = automaton
+        self.by_bytes = automaton
         self.vocabulary = vocabulary
-        states = len(automaton.accepting)
         self._by_byte = automaton.transitions[:, automaton.classes]
         self._ways = (self._by_byte != NO_STATE).sum(axis=1)
         self.complete = automaton.accepting & (self._ways == 0)
-        self.mask_of = np.full(states, -1, np.int64)
-        self.masks = self._find_masks(limits, matcher)
+        self.masks, self.mask_of = masks or self._find_masks(limits, matcher)
         tables = self._tables()
         if tables.nbytes > limits.size:
             raise NotRegular(_too_large(limits))
@@ -133,13 +145,13 @@ class TokenAutomaton:
 
     def accepts(self, state: int) -> bool:
         """Whether the answer may end in this state."""
-        return bool(self._automaton.accepting[state])
+        return bool(self.by_bytes.accepting[state])
 
     def advance(self, state: int, token: int) -> int:
         """The state behind a token; NO_STATE: it is not allowed."""
         if token in self.vocabulary.end_ids:
             return state if self.accepts(state) else NO_STATE
-        classes, transitions, _ = self._automaton
+        classes, transitions, _ = self.by_bytes
         text = self.vocabulary.tokens[token] if 0 <= token < self.vocabulary.size else b""
         for byte in text:
             if state != NO_STATE:
@@ -153,9 +165,10 @@ class TokenAutomaton:
             state = NO_STATE if state == NO_STATE else self.advance(state, token)
         return state
 
-    def _find_masks(self, limits: AutomatonLimits, matcher: Matcher | None) -> Words:
+    def _find_masks(self, limits: AutomatonLimits, matcher: Matcher | None) -> StateMasks:
         """Walks from the start to all states that tokens lead to."""
         deadline = time.monotonic() + limits.seconds
+        mask_of = np.full(len(self.complete), -1, np.int64)
         known: dict[bytes, int] = {}
         found: list[Words] = []
         pending, reached = [(0, matcher)], {0}
@@ -172,14 +185,14 @@ class TokenAutomaton:
                 found.append(mask)
                 if mask.nbytes * len(found) > limits.size:
                     raise NotRegular(_too_large(limits))
-            self.mask_of[state] = index
+            mask_of[state] = index
             after[~_bits(mask)[self.vocabulary.order[: len(after)]]] = NO_STATE
             for target, first in zip(*np.unique(after, return_index=True), strict=True):
                 if target == NO_STATE or int(target) in reached:
                     continue
                 reached.add(int(target))
                 pending.append((int(target), self._behind(own, int(first))))
-        return np.stack(found)
+        return StateMasks(np.stack(found), mask_of)
 
     def _behind(self, matcher: Matcher | None, place: int) -> Matcher | None:
         """The matcher behind a token, which is named by its place in the vocabulary's order."""
@@ -224,7 +237,7 @@ class TokenAutomaton:
         return after
 
     def _tables(self) -> Words:
-        classes, transitions, accepting = self._automaton
+        classes, transitions, accepting = self.by_bytes
         header = np.zeros(AUTOMATON_HEADER, np.int32)
         header[AutomatonWord.STATES], header[AutomatonWord.CLASSES] = transitions.shape
         header[AutomatonWord.MASKS], header[AutomatonWord.MASK_WORDS] = self.masks.shape

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import TypeAlias
+
 SLOWDOWN = 2.0  # a mixed step takes at most so many times as long as its decode rows alone
 SLACK = 1.25  # where any prompt token makes it longer: times as long as the smallest share
 WEIGHT = 1 / 8  # of a measurement in a smoothed time
 DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
 
+Rows: TypeAlias = Hashable
+"""Decode rows whose steps take the same: how many (a bucket), and what their graphs do besides."""
+
 
 class CostTable:
-    """Times of steps by decode rows (a bucket) and prompt tokens (a share, or 0).
+    """Times of steps by decode rows and prompt tokens (a share, or 0).
 
     A share is allowed where it keeps a mixed step within SLOWDOWN times the decode step of the same
     rows: as measured, or else as expected, that is in proportion to the next smaller share. So each
@@ -25,9 +31,9 @@ class CostTable:
 
     def __init__(self, shares: tuple[int, ...]) -> None:
         self.shares = shares
-        self._us: dict[tuple[int, int], float] = {}
+        self._us: dict[tuple[Rows, int], float] = {}
 
-    def add(self, rows: int, tokens: int, us: float) -> None:
+    def add(self, rows: Rows, tokens: int, us: float) -> None:
         """A step of these decode rows and prompt tokens has taken `us`; only none and full shares
         tell anything.
         """
@@ -39,7 +45,7 @@ class CostTable:
         if tokens:
             self._doubt(rows, tokens)
 
-    def allowed(self, rows: int) -> int:
+    def allowed(self, rows: Rows) -> int:
         """The largest share that may ride beside so many decode rows; at least the smallest."""
         alone, best = self._alone(rows), self.shares[0]
         if alone is None and (rows, best) in self._us:
@@ -52,7 +58,7 @@ class CostTable:
             best = share
         return best
 
-    def _doubt(self, rows: int, share: int) -> None:
+    def _doubt(self, rows: Rows, share: int) -> None:
         """What is known of the next larger share is not measured again while it is forbidden: it
         gives way to what is to be expected, and is forgotten once it would be allowed.
         """
@@ -67,7 +73,7 @@ class CostTable:
             if self._us[rows, larger] <= limit:
                 del self._us[rows, larger]
 
-    def _alone(self, rows: int) -> float | None:
+    def _alone(self, rows: Rows) -> float | None:
         """The time of the rows' decode step; where prompts never left room for one, what the two
         smallest shares leave for no prompt tokens at all.
         """
@@ -80,19 +86,19 @@ class CostTable:
             return None
         return shorter - max(longer - shorter, 0.0) * less / (more - less)
 
-    def _limit(self, rows: int) -> float | None:
+    def _limit(self, rows: Rows) -> float | None:
         """How long a mixed step may take; None: that is not known yet."""
         alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
         if alone is None:
             return None
         return max(SLOWDOWN * alone, SLACK * (least or 0.0) if self._is_dear(rows) else 0.0)
 
-    def _is_dear(self, rows: int) -> bool:
+    def _is_dear(self, rows: Rows) -> bool:
         """Whether the smallest share takes longer than SLOWDOWN allows."""
         alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
         return alone is not None and least is not None and least > SLOWDOWN * alone
 
-    def _expected(self, rows: int, share: int, larger: int) -> float | None:
+    def _expected(self, rows: Rows, share: int, larger: int) -> float | None:
         """The time with a larger share, from that with `share`: no longer, where it is not the
         tokens that take the time.
         """

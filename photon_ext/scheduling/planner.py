@@ -81,7 +81,8 @@ class Planner:
             decode, chunks = plan.decode, plan.chunks
         elif prefill:
             left = (len(row.prompt_ids) - row.prefilled for row in prefill)
-            tokens = self._mixed.prompt_tokens(len(decode), len(prefill), left)
+            features = self._mixed.features(decode, prefill)
+            tokens = self._mixed.prompt_tokens(len(decode), len(prefill), left, features)
             chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
         return StepPlan(decode, chunks, growth.appends, drains)
 

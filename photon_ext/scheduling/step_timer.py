@@ -44,7 +44,8 @@ class StepTimer:
         us = us if span is None else span.length_us()
         if us is not None:
             tokens = sum(chunk.num_tokens for chunk in step.chunks)
-            self._costs.add(step.batch.key.decode_rows, tokens, us)
+            key = step.key
+            self._costs.add((step.batch.key.decode_rows, key.lora, key.spatial), tokens, us)
 
     def _since_last(self, busy: bool) -> float | None:
         """Microseconds since the commit before; None where the device may have had a rest."""

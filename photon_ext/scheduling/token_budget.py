@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate
+from itertools import accumulate, chain
 
-from photon_ext.runtime import Chunk, StepResult
+from photon_ext.runtime import Chunk, Row, StepResult
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling.cost_table import CostTable
 from photon_ext.scheduling.step_timer import StepTimer
@@ -33,17 +33,32 @@ class TokenBudget:
         self._costs = CostTable(shares_of(keys.prefill_buckets, chunk))
         self._timer = StepTimer(self._costs)
 
-    def prompt_tokens(self, decode_rows: int, prefill_rows: int, left: Iterable[int]) -> int:
+    def prompt_tokens(
+        self,
+        decode_rows: int,
+        prefill_rows: int,
+        left: Iterable[int],
+        features: tuple[bool, bool] = (False, False),
+    ) -> int:
         """How many prompt tokens may ride beside so many decode rows; `left`: what each of so many
-        other rows has left of its prompt, of whom only so many are looked at as decide.
+        other rows has left of its prompt, of whom only so many are looked at as decide; `features`:
+        of all of them.
         """
         many = LATE_CHUNKS * self._chunk
         if prefill_rows > decode_rows or any(tokens > many for tokens in accumulate(left)):
             allowed = self._chunk
         else:
-            allowed = self._costs.allowed(self._keys.decode_bucket(decode_rows))
+            allowed = self._costs.allowed((self._keys.decode_bucket(decode_rows), *features))
         least = self._costs.shares[0] if decode_rows else 1
         return max(min(allowed, self._max_tokens - decode_rows), least)
+
+    def features(self, *rows: tuple[Row, ...]) -> tuple[bool, bool]:
+        """Whether one of them has an adapter, and whether an answer is objects: such steps take
+        longer, and are timed by themselves. Without slots or region heads nobody is looked at.
+        """
+        lora, spatial = self._keys.lora, self._keys.spatial
+        lora = lora and any(row.lora_slot for row in chain(*rows))
+        return lora, spatial and any(row.params.object_values for row in chain(*rows))
 
     def fitting(self, decode_rows: int, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """As many of them, from the first on, as a captured step has room for; all, where there is

@@ -16,8 +16,8 @@ from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.options import output_file
 
 BENCHMARKS = [
-    *("activity", "adopt", "bubble", "constraints", "cpu", "decode", "floor", "kernels", "peers"),
-    "traffic",
+    *("activity", "adapters", "adopt", "bubble", "constraints", "cpu", "decode", "floor"),
+    *("kernels", "objects", "peers", "traffic"),
 ]
 
 
@@ -55,8 +55,11 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
         "adopt --loop stock,jax -> --loop has ['jax']",
         "adopt --tokens 31 -> --tokens is 31; use at least 32",
         "host --modes idle -> there is no mode 'idle'; there are quiet, handover, text",
-        "constraints --modes plain,x -> --modes x: unknown; known are plain, grammar, alone, one",
+        "constraints --modes plain,x -> --modes x: unknown; known are plain, device, grammar",
         "constraints --steps 20 -> --steps is 20; give 32 at least",
+        "adapters --steps 20 -> --steps is 20; give 32 at least",
+        "adapters --adapters 0 -> --adapters: '0' has a value below 1",
+        "objects --steps 20 -> --steps is 20; give 32 at least",
         "floor --gib 1e-9 -> --gib 1e-09: 1 bytes are no buffer to sweep",
         "floor --gib 100000 --device cpu -> --gib 100000: 100000 GiB to sweep do not fit into the ",
         "traffic --loads short,nope -> --loads nope: unknown; known are short, chat, long",

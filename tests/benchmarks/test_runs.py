@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from benchmarks import activity, constraints, cpu, decode, floor, schemas
+from benchmarks import activity, adapters, constraints, cpu, decode, floor, objects, schemas
+from benchmarks.common import turns
 from benchmarks.common.models import SHAPES, TINY, open_model
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.engines.process import run_module
+from photon_ext import Engine, SamplingParams
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
 from photon_ext.models.loader import LoadedModel
@@ -26,6 +28,7 @@ from photon_ext.models.weights import empty_weights
 from tests.engine.byte_tokenizer import byte_tokenizer
 
 DEVICE = torch.device("cpu")
+ANY_JSON = "a value may be any JSON, which nests to any depth"
 
 
 @pytest.fixture(scope="module")
@@ -283,9 +286,49 @@ def test_constraints_in_turns_with_plain_rows(
     modes = entry["modes"]
     assert tuple(modes) == constraints.MODES
     assert modes["plain"]["ratio"] == 1
+    split = {mode: figures["split"] > 0 for mode, figures in modes.items()}
+    held = {"grammar", "alone", "one", "callable"}  # by the host
+    assert split == {mode: mode in held for mode in constraints.MODES}
+    assert all(0 <= figures["idle"] < 1 for figures in modes.values())
     assert modes["callable"]["work_ms"] > 0.2
     assert modes["callable"]["ms"] > modes["callable"]["work_ms"] / 2
     assert "callable" in capsys.readouterr().out
+
+
+def test_adapters_beside_an_engine_without_slots(tmp_path: Path) -> None:
+    path = tmp_path / "adapters.json"
+    given = "--model tiny --device cpu --rows 3 --adapters 1,3 --steps 32 --rounds 1 --json"
+    assert adapters.main([*given.split(), str(path)]) == 0
+    (entry,) = json.loads(path.read_text())["entries"]
+    assert tuple(entry["modes"]) == ("no slots", "none", "1", "3")
+    assert all(figures["ms"] > 0 for figures in entry["modes"].values())
+
+
+def test_objects_beside_text_split_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "objects.json"
+    given = "--model tiny --device cpu --rows 4 --steps 33 --rounds 1 --json"
+    assert objects.main([*given.split(), str(path)]) == 0
+    (entry,) = json.loads(path.read_text())["entries"]
+    assert tuple(entry["modes"]) == tuple(objects.MODES)
+    assert [figures["split"] for figures in entry["modes"].values()] == [0, 0, 0]
+
+
+def test_every_other_row_of_half_has_objects() -> None:
+    asks = objects.asks_of(2, 8, 40)
+    skills = [ask.options.get("skill") for ask in asks]
+    assert skills == [None, "point", None, "detect", None, "segment", None, "point"]
+    assert [ask.options["max_objects"] for ask in asks[1:6:2]] == [20, 14, 20]
+    assert not any(ask.options for ask in objects.asks_of(0, 8, 40))
+
+
+def test_an_answer_that_ends_early_is_no_figure() -> None:
+    config, weights = open_model("tiny", None, torch.device("cpu"))
+    asks = [turns.Ask(SamplingParams(max_new_tokens=39, ignore_eos=True))] * 2
+    with (
+        Engine.from_weights(config, weights, **turns.sizes(2, 40)) as engine,
+        pytest.raises(BenchmarkError, match="an answer ended early: length"),
+    ):
+        turns.Decoding(engine, 2, 40).run(asks)
 
 
 def test_schemas_are_judged_one_by_one(
@@ -302,6 +345,7 @@ def test_schemas_are_judged_one_by_one(
     result = json.loads(path.read_text())
     assert result["served"] == 2
     assert result["refused"] == {'Unimplemented keys: ["not"]': 1}
+    assert (result["on_device"], result["on_host"]) == (1, {ANY_JSON: 1})
     for entry in result["entries"]:
         counts = entry["counts"]
         assert (counts["ended and valid"], counts["cut, a beginning"]) == (1, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import llguidance  # noqa: F401  without it these tests are left out
@@ -116,6 +118,14 @@ def test_what_the_device_does_not_take_says_why_it_is_on_the_host(
     assert output.error is None
     assert output.constraint_on is not None
     assert output.constraint_on.startswith(f"host: {why}")
+
+
+def test_bad_words_of_several_tokens_bring_a_form_to_the_host(device: Engine) -> None:
+    form = SamplingParams(12, **FORMS["open"])
+    (plain,) = device.generate(QUESTIONS[:1], form)
+    (found,) = device.generate(QUESTIONS[:1], replace(form, bad_words=["zebra crossings"]))
+    assert found.constraint_on == "host: bad_words has texts of several tokens"
+    assert found.token_ids == plain.token_ids
 
 
 def test_plain_requests_have_no_constraint_anywhere(device: Engine) -> None:
@@ -234,6 +244,17 @@ def test_a_cancelled_request_lets_go_of_its_automaton(device: Engine) -> None:
     assert second.result().finish_reason == "length"
     assert device.generate(["Hi."], SamplingParams(1))[0].error is None
     assert device.stats().automata_held == 0
+
+
+def test_automata_are_kept_in_a_folder(
+    smollm2: LoadedModel, device: Engine, tmp_path: Path
+) -> None:
+    params = SamplingParams(40, 1.0, seed=3, **FORMS["call"])
+    expected = device.generate(QUESTIONS[:1], params)[0]
+    for _ in range(2):
+        with an_engine(smollm2, automata_dir=tmp_path / "automata") as engine:
+            assert engine.generate(QUESTIONS[:1], params)[0].token_ids == expected.token_ids
+    assert len(list((tmp_path / "automata").iterdir())) == 1
 
 
 def test_the_option_is_checked(smollm2: LoadedModel) -> None:

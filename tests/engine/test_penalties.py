@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,33 @@ def test_bad_words_are_not_sampled() -> None:
         assert params.bad_words == (word,)
         found = engine.generate(["Hello"] * 4, params, raw=True)
     assert all(word not in output.text for output in found)
+    assert all(output.constraint_on is None for output in found)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_bad_words_of_several_tokens_are_not_sampled(depth: int) -> None:
+    letters = SamplingParams(30, logit_bias=dict.fromkeys(byte_tokenizer().encode("ABC"), 50))
+    with engine_on(WatchedDevice(depth=depth), tokenizer=byte_tokenizer()) as engine:
+        plain, other = engine.generate(["Hello", "World"], letters, raw=True)
+        words = plain.text[4:6], plain.text[9:12]
+        params = replace(letters, bad_words=words)
+        found = engine.generate(["Hello", "World", "Hello"], [params, letters, params], raw=True)
+        short = engine.generate(["Hello"], replace(params, max_new_tokens=1), raw=True)[0]
+    assert set(plain.text) <= set("ABC")
+    assert found[0].text == found[2].text != plain.text
+    assert not any(word in found[0].text for word in words)
+    assert (found[1].text, found[1].constraint_on) == (other.text, None)
+    assert found[0].constraint_on == "host: bad_words has texts of several tokens"
+    assert short.text == plain.text[0], "the first token of a word may come"
+
+
+def test_bad_words_of_several_tokens_are_kept_beside_a_form() -> None:
+    form = from_allowed_ids(byte_tokenizer().encode("AB"))
+    params = SamplingParams(20, constraint=form, bad_words=["AA", "BB"])
+    with served() as engine:
+        found = engine.generate(["Hello"], params, raw=True)[0]
+    assert found.text[:4] in ("ABAB", "BABA")
+    assert found.text == found.text[:2] * 10
 
 
 @pytest.mark.parametrize(
@@ -81,10 +109,6 @@ def test_an_error_names_what_forbade_the_last_token(banned: dict[str, object]) -
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        (
-            {"bad_words": ("ab",)},
-            "bad_words holds 'ab', which is 2 tokens; the device, .*: give texts of one token",
-        ),
         ({"logit_bias": {256: 1.0}}, "logit_bias holds 256; token ids of this model are 0 to 255"),
         (
             {"logit_bias": dict.fromkeys(range(4), 1.0), "bad_words": "a"},

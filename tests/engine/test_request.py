@@ -87,6 +87,14 @@ def test_the_stop_token_has_no_text_and_is_counted() -> None:
     assert (output.text, output.token_ids, output.stop_reason) == ("", (97,), 97)
 
 
+def test_a_stop_token_that_is_shown_has_its_text_also_where_the_engine_makes_it() -> None:
+    text = StoppedText(Letters(), SamplingParams(stop="END").stop_automaton, include_stop=True)
+    request = Request(RequestQueue(), text=text, include_stop=True)
+    play(request, "hiE")
+    request.finish(End(FinishReason.STOP, 33), 33)
+    assert [event.text for event in request.iter()] == ["h", "i", "", "E!", ""]
+
+
 def test_a_last_token_that_is_no_stop_token_has_its_text() -> None:
     request = make()
     request.finish(End(FinishReason.LENGTH), 97)

@@ -247,6 +247,8 @@ def test_a_picture_and_a_text_make_the_prompt(
             engine.point(np.zeros((0, 5, 3), np.uint8), "AB")
         with pytest.raises(RequestError, match=r"an array of float64 of shape \(5, 5, 3\); give a"):
             engine.point(np.zeros((5, 5, 3)), "AB")
+        with pytest.raises(RequestError, match="bad_words holds texts of several tokens, and the"):
+            engine.point(image, "AB", SamplingParams(bad_words="xy"))
     assert found.token_ids == expected(model[0], heads, parts, "point", 2)
 
 

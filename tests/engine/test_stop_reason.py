@@ -89,6 +89,20 @@ def test_of_several_stop_strings_the_one_that_was_found_is_told(depth: int) -> N
     output = served(SamplingParams(8, stop=("never", found), ignore_eos=True), depth)
     assert (output.finish_reason, output.stop_reason) == ("stop", found)
     assert output.text == text[: text.index(found)]
+    shown = served(SamplingParams(8, stop=found, include_stop=True, ignore_eos=True), depth)
+    assert (shown.stop_reason, shown.token_ids) == (found, output.token_ids)
+    assert shown.text == output.text + found
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("stop", [(), "never"], ids=["text of readers", "text of the engine"])
+def test_a_stop_token_has_its_text_where_that_is_asked_for(stop: object, depth: int) -> None:
+    text = byte_tokenizer().decode(TOKENS[: TOKENS.index(EOS) + 1])
+    hidden = served(SamplingParams(8, stop=stop), depth)
+    shown = served(SamplingParams(8, stop=stop, include_stop=True), depth)
+    assert (shown.stop_reason, shown.token_ids) == (EOS, hidden.token_ids)
+    assert shown.text == text
+    assert hidden.text == byte_tokenizer().decode(TOKENS[: TOKENS.index(EOS)])
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -27,8 +27,9 @@ class Pieces:
         return ""
 
 
-def stop_strings(stops: Sequence[str]) -> StoppedText:
-    return StoppedText(Pieces(), SamplingParams(stop=tuple(stops)).stop_automaton)
+def stop_strings(stops: Sequence[str], include_stop: bool = False) -> StoppedText:
+    automaton = SamplingParams(stop=tuple(stops)).stop_automaton
+    return StoppedText(Pieces(), automaton, include_stop)
 
 
 class PlainStopStrings:
@@ -155,6 +156,18 @@ def test_what_may_become_a_stop_string_is_held_back_and_then_shown() -> None:
         "",
     ]
     assert stream.finish() == "ST"
+
+
+@given(st.lists(LETTERS, max_size=6), STOPS)
+def test_a_stop_string_that_is_shown_ends_the_text(pieces: list[str], stops: list[str]) -> None:
+    without, with_stop = stop_strings(stops), stop_strings(stops, include_stop=True)
+    texts = ["", ""]
+    for piece in pieces:
+        for i, stream in enumerate((without, with_stop)):
+            texts[i] += stream.push(piece)
+    assert with_stop.found == without.found
+    assert texts[1] == texts[0] + (without.found or "")
+    assert with_stop.finish() == without.finish()
 
 
 def test_nothing_is_shown_after_a_stop() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from photon_ext.errors import PipelineError
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.ports import SlotPort
 from photon_ext.runtime.row import Row, RowState
 from photon_ext.runtime.step import Fill, RowEvent, Step, StepPlan, StepResult
 from photon_ext.testing import (
@@ -43,10 +44,16 @@ def follow(tokens: tuple[int, ...]) -> set[int]:
     return {len(tokens), 16 + len(tokens)}
 
 
+def lead(tokens: tuple[int, ...]) -> set[int]:
+    """Another, which allows none of the same."""
+    return {8 + len(tokens), 24 + len(tokens)}
+
+
 PLAIN = (Request((1, 2, 3), 4), Request((4, 5), 3))
 QUIET = (Request((1, 2), 7),)
 LONG_PROMPT = (Request((1, 2, 3, 4, 5, 6, 7), 3),)
 HELD = (Request((1, 2, 3), 4, allowed=follow), Request((4, 5), 3))
+BOTH_HELD = (Request((1, 2, 3), 4, allowed=follow), Request((4, 5), 3, allowed=lead))
 STOPPED = (
     Request((1, 2, 3), 5, stop_token_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),
     Request((4, 5, 6), 6),
@@ -226,6 +233,22 @@ class MasksEarly(Pipeline):
         self._inflight = waiting
 
 
+class ShiftsMasks(Pipeline):
+    """Writes the mask of each row in the place of the next one."""
+
+    def _write_mask(self, slot: SlotPort, index: int, row: Row, fill: Fill | None) -> None:
+        super()._write_mask(slot, index + 1, row, fill)
+
+
+class SwapsMasks(Pipeline):
+    """Fills the mask of each row with what another may have."""
+
+    def _write_mask(self, slot: SlotPort, index: int, row: Row, fill: Fill | None) -> None:
+        others = [other for other in self.roster.decode if other is not row]
+        assert fill is not None
+        super()._write_mask(slot, index, row, lambda _, words: fill((*others, row)[0], words))
+
+
 class LaunchesOverLogits(Pipeline):
     """Launches while a step waits for its masks."""
 
@@ -290,6 +313,8 @@ class PagesBackEarly(Driver):
         (ReleasesEarly, STOPPED, {}, SimError),
         (ReleasesTwice, PLAIN, {}, SimLeaseError),
         (MasksEarly, HELD, {}, AssertionError),
+        (ShiftsMasks, BOTH_HELD, {}, AssertionError),
+        (SwapsMasks, BOTH_HELD, {}, AssertionError),
         (LaunchesOverLogits, HELD, {}, SimOverwrite),
         (DeliversZombies, PLAIN, {"cancel_at": 2}, SimLeaseError),
     ],

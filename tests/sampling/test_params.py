@@ -52,6 +52,7 @@ def test_defaults_are_greedy_without_stops() -> None:
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", ("</s>",)),
         ("stop_token_ids", 3),
+        ("include_stop", 1),
         ("stop", ("",)),
         ("stop", (3,)),
         ("stop", ("ab\udcff",)),
@@ -87,6 +88,7 @@ def test_a_seed_may_be_any_integer_of_torch() -> None:
         ("n_predict", "max_new_tokens"),
         ("max_completion_tokens", "max_new_tokens"),
         ("stop_ids", "stop_token_ids"),
+        ("include_stop_str_in_output", "include_stop"),
         ("temprature", "temperature"),
     ],
 )

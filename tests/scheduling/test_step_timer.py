@@ -20,10 +20,11 @@ class Heard(CostTable):
 
     def __init__(self) -> None:
         super().__init__((4,))
-        self.times: list[tuple[int, int, float]] = []
+        self.times: list[tuple[object, int, float]] = []
 
-    def add(self, rows: int, tokens: int, us: float) -> None:
-        self.times.append((rows, tokens, us))
+    def add(self, rows: Any, tokens: int, us: float) -> None:
+        count, *features = rows
+        self.times.append((rows if any(features) else count, tokens, us))
 
 
 class FakeSpan:
@@ -43,10 +44,12 @@ class Timed:
         self.heard = Heard()
         self.spans: list[FakeSpan] | None = [] if spans else None
         self.timer = StepTimer(self.heard, lambda: round(1e3 * self.now))
-        self.pipe = Pipeline(StubDevice(9, depth=1), lambda step: None, vocab_size=32, chunk=16)
+        self.pipe = Pipeline(
+            StubDevice(9, depth=1), lambda step: None, vocab_size=32, chunk=16, lora_slots=2
+        )
 
-    def row(self, prompt: int, cap: int = 99) -> Row:
-        return self.pipe.admit(range(prompt), RowParams(cap), range(8))
+    def row(self, prompt: int, cap: int = 99, lora_slot: int = 0) -> Row:
+        return self.pipe.admit(range(prompt), RowParams(cap), range(8), lora_slot=lora_slot)
 
     def step(self, us: float, *chunks: Chunk) -> None:
         assert self.pipe.launch(StepPlan(self.pipe.roster.decode, chunks)) is not None
@@ -67,6 +70,17 @@ def test_a_mixed_step_is_told_by_bucket_of_rows_and_by_its_prompt_tokens(spans: 
     timed.step(7.0, Chunk(rows[2], 1), Chunk(rows[3], 3))
     timed.step(8.0)
     assert timed.heard.times == [(8, 4, 7.0), (8, 0, 8.0)]
+
+
+def test_steps_with_adapters_are_told_as_such_also_where_a_prompt_alone_has_one() -> None:
+    timed = Timed(spans=True)
+    plain, adapted = timed.row(1), timed.row(3, lora_slot=2)
+    timed.step(5.0, Chunk(plain, 1))
+    timed.step(7.0, Chunk(adapted, 1))
+    timed.step(7.5, Chunk(adapted, 2))
+    timed.step(8.0)
+    rows = [(count, True, False) for count in (1, 1, 8)]
+    assert timed.heard.times == list(zip(rows, (1, 2, 0), (7.0, 7.5, 8.0), strict=True))
 
 
 @pytest.mark.parametrize("spans", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from photon_ext.row_params import RowParams
@@ -19,7 +21,7 @@ def budget(max_tokens: int | None = None, times: tuple[float, ...] = ()) -> Toke
     """Of a device whose decode step of 8 rows and less takes 100 us; `times`: with each share."""
     made = TokenBudget(KEYS, 64, max_tokens)
     for share, us in zip((0, 16, 32, 64), (100.0, *times), strict=False):
-        made._costs.add(8, share, us)
+        made._costs.add((8, False, False), share, us)
     return made
 
 
@@ -63,6 +65,26 @@ def test_beside_decode_rows_it_is_what_the_cost_table_allows_their_bucket() -> N
     assert budget(times=(120.0,)).prompt_tokens(5, 1, [64]) == 32
     assert budget(times=(120.0, 140.0)).prompt_tokens(5, 1, [64]) == 64
     assert budget(times=(120.0, 140.0)).prompt_tokens(9, 1, [64]) == 16  # of another bucket
+
+
+def test_steps_with_adapters_and_with_objects_have_times_of_their_own() -> None:
+    made = budget(times=(120.0, 140.0))
+    plain, adapted, objects = (False, False), (True, False), (False, True)
+    assert [made.prompt_tokens(5, 1, [64], each) for each in (plain, adapted, objects)] == [
+        *(64, 16, 16)
+    ]
+    for share, us in ((0, 200.0), (16, 390.0), (32, 500.0)):
+        made._costs.add((8, *adapted), share, us)
+    assert [made.prompt_tokens(5, 1, [64], each) for each in (plain, adapted)] == [64, 16]
+
+
+def test_only_where_rows_may_have_adapters_or_objects_anybody_is_looked_at() -> None:
+    rows = prompt(1, 5), Row(2, 1, (2,), (1,), RowParams(object_values=2), lora_slot=3)
+    assert budget().features(rows, ()) == (False, False)
+    for lora, spatial in ((True, False), (False, True), (True, True)):
+        made = TokenBudget(replace(KEYS, lora=lora, spatial=spatial), 64)
+        assert made.features(rows[:1], ()) == (False, False)
+        assert made.features(rows[:1], rows[1:]) == (lora, spatial)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(2, 64), (6, 64), (7, 63), (8, 62)])
