@@ -140,8 +140,8 @@ class Bench:
 
     def prefill(self, chunk: int, way: str) -> dict[str, Any]:
         """The forward of a whole prompt."""
-        fast = cli.use_hopper(self.args)
-        return prefill_forward(self.config, self.weights, chunk, fast, way == "exact")
+        backend = cli.backend_of(self.args)
+        return prefill_forward(self.config, self.weights, chunk, backend, way == "exact")
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
         backend = cli.backend_of(self.args)

@@ -14,6 +14,7 @@ from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.kernel_cases.linears import projections
 from photon_ext import Engine, SamplingParams
+from photon_ext.checks import Backend
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind
@@ -64,15 +65,15 @@ def through_engine(
 
 
 def prefill_forward(
-    config: ModelConfig, weights: DecoderWeights, chunk: int, fast: bool, exact: bool
+    config: ModelConfig, weights: DecoderWeights, chunk: int, backend: Backend, exact: bool
 ) -> dict[str, Any]:
     """A captured step of one whole prompt of `chunk` tokens, by the device's events. Its rate
     counts the layers' linears alone: 2 x weights x tokens; its time has attention and the head of
     one token, too. Beside it the rate of one large matrix product.
     """
     prompts = random_prompts(config.vocab, PROMPTS, chunk)
-    options: dict[str, Any] = {"chunk": chunk, "captured": True, "timing": True}
-    with Session(config, weights, prompts, 32, depth=2, fast=fast, exact=exact, **options) as one:
+    options: dict[str, Any] = {"depth": 2, "chunk": chunk, "captured": True, "timing": True}
+    with Session(config, weights, prompts, 32, backend=backend, exact=exact, **options) as one:
         with logged_steps(2) as log:
             one.begin()
         one.check()
