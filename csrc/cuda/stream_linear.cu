@@ -320,3 +320,5 @@ int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
 }
 
 }  // namespace photon::cuda
+
+PHOTON_TAKE_STAMPS(linears)

@@ -295,7 +295,8 @@ struct Multiplier {
 
   // The sums of one pass over x. `gains`: where they are in shared memory.
   template <typename Filler, typename XFiller>
-  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains) {
+  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains,
+                      const Stamps& stamps) {
     clear();
     own_gain = computed_now(
         gains +
@@ -306,7 +307,11 @@ struct Multiplier {
 #pragma unroll 1
     for (int step = 0; step < group.steps; step += kChunkSteps) {
 #pragma unroll
-      for (int i = 0; i < kChunkSteps; ++i) add_step(i, m_tiles, filler, x_filler);
+      for (int i = 0; i < kChunkSteps; ++i) {
+        x_turn.wait();
+        if (step == 0 && i == 0 && pass.first == 0) stamps.at(Point::kLoaded);
+        add_step(i, m_tiles, filler, x_filler);
+      }
     }
     // Both groups pass their barrier equally often. Otherwise compute-sanitizer takes what lies
     // before and behind a barrier of the whole CTA for a race.
@@ -349,11 +354,10 @@ struct Multiplier {
     }
   }
 
-  // `i`: of the steps of its chunk.
+  // `i`: of the steps of its chunk. Its x has arrived.
   template <typename Filler, typename XFiller>
   __device__ void add_step(int i, int m_tiles, Filler& filler, XFiller& x_filler) {
     unsigned char* const x = x_turn.place();
-    x_turn.wait();
     if constexpr (kNormalizes) {
       normalize_step(x, i, squares[i]);
       fence_async_shared();
@@ -529,6 +533,7 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
 template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  const Stamps stamps = stamps_of<kEpilogue>(p);
   let_next_start();
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
@@ -565,6 +570,7 @@ __device__ void run_block(const Params& p) {
   wait_for_earlier();
   fence_async_global();  // x is read by copies
   x_filler.fill();
+  stamps.at(Point::kWaited);
 
 #pragma unroll 1
   for (Pass pass = pass_from(0, p.pass_tiles, group.m_tiles); pass.count > 0;
@@ -575,8 +581,10 @@ __device__ void run_block(const Params& p) {
       output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
                        active, kThreads);
     }
-    multiplier.run(pass, filler, x_filler, at.gain);
+    multiplier.run(pass, filler, x_filler, at.gain, stamps);
+    stamps.at(Point::kSummed);
     finish.run(multiplier, pass, output);
+    stamps.at(Point::kStored);
   }
 }
 
