@@ -75,9 +75,9 @@ __device__ uint32_t sum_of_warp(uint32_t v) {
   return v;
 }
 
-// The stages that the CTA reads are the half tiles of its rows.
-__device__ void request(const Params& p, Shared& shared, int number) {
-  const int rows = p.hidden / kRanks, stage = number % p.stages;
+// Requests one of the half tiles of the CTA's rows.
+__device__ void request(const Params& p, Shared& shared, int number, int stage) {
+  const int rows = p.hidden / kRanks;
   const int row = p.layer * p.hidden + static_cast<int>(cluster_rank()) * rows;
   const int group = static_cast<int>(blockIdx.x) / kRanks;
   arrive_expecting(&shared.full[stage], p.stage_bytes);
@@ -87,18 +87,23 @@ __device__ void request(const Params& p, Shared& shared, int number) {
 
 // Warps take half tiles by turns. The warp that has read one requests what comes into its place.
 __device__ void multiply(const Params& p, Shared& shared, int half_tiles) {
-  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
   const int group = static_cast<int>(blockIdx.x) / kRanks;
   float* const out = p.partial + group * p.hidden + cluster_rank() * (p.hidden / kRanks);
-  for (int i = warp; i < half_tiles; i += kWarps) {
-    wait_barrier(&shared.full[i % p.stages], i / p.stages & 1);
-    const uint4* words = reinterpret_cast<const uint4*>(shared.ring + i % p.stages * p.stage_bytes);
+  int stage = threadIdx.x / kWarpSize, parity = 0;
+  for (int i = stage; i < half_tiles; i += kWarps) {
+    wait_barrier(&shared.full[stage], parity);
+    const uint4* words = reinterpret_cast<const uint4*>(shared.ring + stage * p.stage_bytes);
     uint32_t sum = 0;
+#pragma unroll 8
     for (int j = lane; j < p.stage_bytes / 16; j += kWarpSize) sum += sum_of(words[j]);
     __syncwarp();
-    if (i + p.stages < half_tiles && is_elected()) request(p, shared, i + p.stages);
+    if (i + p.stages < half_tiles && is_elected()) request(p, shared, i + p.stages, stage);
     sum = sum_of_warp(sum) + __float_as_int(shared.outputs[lane]);
     if (lane < kHalfTileRows) out[i * kHalfTileRows + lane] = static_cast<float>(sum);
+    if ((stage += kWarps) < p.stages) continue;  // a multiple of the warps
+    stage -= p.stages;
+    parity ^= 1;
   }
 }
 
@@ -112,7 +117,7 @@ __global__ void __launch_bounds__(kThreads, 2) attention_end(const __grid_consta
   if (thread < kWarpSize) fence_barriers();
   __syncthreads();
   if (kInside && thread < kWarpSize && is_elected())
-    for (int i = 0; i < min(p.stages, half_tiles); ++i) request(p, shared, i);
+    for (int i = 0; i < min(p.stages, half_tiles); ++i) request(p, shared, i, i);
   wait_for_earlier();
   const uint4 x = load_fresh_if(true, p.next + thread % (p.hidden / 8));
   const float part = static_cast<float>(sum_of(x));

@@ -1,12 +1,12 @@
 """Steps of several builds of the ops in turns, in one run: what a change to a kernel is worth.
 
     python -m benchmarks.lab.turns --model qwen3-0.6b --batches 1,32 --ways \
-        today=photon_ext/_ops.abi3.so,other=/tmp/other/_ops.abi3.so,no_o=photon_ext/_ops.abi3.so:o
+        today=photon_ext/_ops.abi3.so,other=/tmp/other/_ops.abi3.so@16-64,no_o=photon_ext/_ops.abi3.so:o
 
-A way is a build of `_ops`, and perhaps kernels that its steps leave out (see LabStep). Each build
-has a process, all of which are there at once and run one at a time. A round has a turn of each way
-at each batch; its ratio is to the mean of the first way's turns of this round and the next. The
-first way has a turn more.
+A way is a build of `_ops`, perhaps kernels that its steps leave out (see LabStep), and perhaps the
+only batches that it is for. Each build has a process, all of which are there at once and run one at
+a time. A round has a turn of each way at each batch; its ratio is to the mean of the first way's
+turns of this round and the next. The first way has a turn more, and is for all batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import suppress
 from itertools import pairwise
+from math import nan
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -28,12 +30,15 @@ class Way(NamedTuple):
     name: str
     library: str
     without: str
+    batches: range
 
     @classmethod
     def of(cls, text: str) -> Way:
         name, _, rest = text.partition("=")
+        rest, _, batches = rest.partition("@")
         library, _, without = rest.partition(":")
-        return cls(name, str(Path(library).resolve()), without)
+        first, last = map(int, (batches or "1-64").split("-"))
+        return cls(name, str(Path(library).resolve()), without, range(first, last + 1))
 
 
 class Worker:
@@ -50,18 +55,18 @@ class Worker:
 
     def send(self, batch: int, without: str) -> None:
         assert self._process.stdin is not None
-        print(json.dumps([batch, without]), file=self._process.stdin, flush=True)
+        with suppress(BrokenPipeError):
+            print(json.dumps([batch, without]), file=self._process.stdin, flush=True)
 
     def answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a process ended: {self._process.wait()}")
-        return json.loads(line)
+        return json.loads(line) if line else [nan, []]  # it has ended, and has said why
 
     def close(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
 
 
@@ -102,11 +107,12 @@ def measure(ways: list[Way], args: Namespace) -> list[dict[str, Any]]:
         return float(ms)
 
     for batch in args.batches:
-        for way in ways:
+        mine = [way for way in ways if batch in way.batches]
+        for way in mine:
             turn(batch, way)  # makes the graph, and warms up
             times[batch, way.name] = []
         for _ in range(args.rounds):
-            for way in ways:
+            for way in mine:
                 times[batch, way.name].append(turn(batch, way))
         times[batch, ways[0].name].append(turn(batch, ways[0]))
     for worker in workers.values():
@@ -126,6 +132,7 @@ def measure(ways: list[Way], args: Namespace) -> list[dict[str, Any]]:
         }
         for batch in args.batches
         for way in ways
+        if batch in way.batches
     ]
 
 

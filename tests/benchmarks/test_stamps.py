@@ -4,6 +4,7 @@ the tool makes of them."""
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
@@ -16,6 +17,8 @@ from benchmarks.lab.step import LabStep
 from photon_ext._library import OPS_FILE, hopper_runs
 from photon_ext.models.weights import random_weights
 
+# the smallest whose attention is the Hopper kernels'
+WIDER = replace(TINY, head_dim=64, intermediate=128)
 IS_STAMPED = hasattr(ctypes.CDLL(str(OPS_FILE)), "photon_ext_linears_stamps")
 
 
@@ -89,8 +92,8 @@ def test_a_record_is_as_the_kernels_write_it() -> None:
 def test_all_ctas_of_a_step_stamp_their_points_in_order(batch: int) -> None:
     if not hopper_runs():
         pytest.skip("only the Hopper kernels have stamps")
-    weights = random_weights(TINY, torch.bfloat16, torch.device("cuda"))
-    step = LabStep(TINY, weights, batch, context=100)
+    weights = random_weights(WIDER, torch.bfloat16, torch.device("cuda"))
+    step = LabStep(WIDER, weights, batch, context=100)
     torch.cuda.synchronize()
     lab.take_stamps(str(OPS_FILE))
     step.reset()
@@ -98,7 +101,7 @@ def test_all_ctas_of_a_step_stamp_their_points_in_order(batch: int) -> None:
     found = lab.take_stamps(str(OPS_FILE))
     assert {each.kernel for each in found} == set(lab.KERNELS)
     working = [each for each in found if each.has_work]
-    assert {lab.use_of(each, TINY) for each in working} == {
+    assert {lab.use_of(each, WIDER) for each in working} == {
         "qkv",
         "attention",
         "o",
