@@ -10,7 +10,8 @@ build/build.ninja; ninja does the work.
 
 PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built
 where nvcc is found. A GPU is not needed to build them, and neither is a torch with CUDA: _ops
-speaks torch's stable ABI and links the CUDA runtime statically.
+speaks torch's stable ABI and links the CUDA runtime statically. PHOTON_STAMPS=1 builds kernels that
+note the time at points within them, for benchmarks/lab/stamps.py.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ CHAINED = (
     "stream_tall",
     "warp_attention",
 )
+STAMPED = ("split_attention", "stream_linear")  # what includes csrc/cuda/stamps.cuh
 ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {
     "baseline": "-march=x86-64-v2",
@@ -183,6 +185,11 @@ def find_cuda() -> Cuda | None:
     return Cuda(nvcc, f"{release[1]}.{release[2]}", Path(top[1]).resolve())
 
 
+def has_stamps() -> bool:
+    """Whether PHOTON_STAMPS is 1."""
+    return os.environ.get("PHOTON_STAMPS") == "1"
+
+
 def import_build_tools() -> None:
     """Fails early, in words, where a package that the build needs is missing."""
     for package, hint in (
@@ -283,15 +290,21 @@ class Plan:
                 "  description = link $out",
             ),
         ]
-        if self.cuda:
-            command = f"{self.cuda.nvcc} -MMD -MF $out.d {NVCC_FLAGS} {archs} -c $in -o $out"
-            self.lines += [
-                "rule nvcc",
-                f"  command = {command}",
-                "  depfile = $out.d",
-                "  deps = gcc",
-                "  description = nvcc $out",
-            ]
+        for rule, flags in (("nvcc", ""), ("nvcc_stamps", "-DPHOTON_STAMPS ")):
+            if self.cuda:
+                command = f"{self.cuda.nvcc} -MMD -MF $out.d {NVCC_FLAGS} {archs} {flags}-c $in"
+                self.lines += [
+                    f"rule {rule}",
+                    f"  command = {command} -o $out",
+                    "  depfile = $out.d",
+                    "  deps = gcc",
+                    "  description = nvcc $out",
+                ]
+
+    def compile_cuda(self, source: Path) -> str:
+        if has_stamps() and source.stem in STAMPED:
+            return self.compile("nvcc_stamps", source, variant="stamps")
+        return self.compile("nvcc", source)
 
     def compile(self, rule: str, source: Path, flags: str = "", variant: str = "") -> str:
         target = object_file(source, variant)
@@ -309,7 +322,7 @@ class Plan:
         objects: list[str] = []
         for source in sources(*library.sources):
             if source.suffix == ".cu":
-                objects += [self.compile("nvcc", source)] if self.cuda else []
+                objects += [self.compile_cuda(source)] if self.cuda else []
             elif "cpu" in source.parts:
                 objects += [
                     self.compile("cxx", source, own_flags, variant)
@@ -420,6 +433,7 @@ def build_record(cuda: Cuda | None, cxx: str) -> str:
         "torch": torch.__version__,
         "torch_target": f"{int(TORCH_TARGET, 16) >> 56}.{int(TORCH_TARGET, 16) >> 48 & 0xFF}",
         "machine": platform.machine(),
+        "stamps": has_stamps(),
     }
     lines = "".join(f"    {key!r}: {value!r},\n" for key, value in record.items())
     return f'"""Written by setup.py."""\n\nBUILD_INFO: dict[str, object] = {{\n{lines}}}\n'

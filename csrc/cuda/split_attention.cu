@@ -26,6 +26,7 @@
 #include "cuda/split_attention.h"
 #include "cuda/split_launch.cuh"
 #include "cuda/split_reduction.cuh"
+#include "cuda/stamps.cuh"
 #include "cuda/warp_attention.h"
 
 namespace photon::cuda {
@@ -211,6 +212,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
                               const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
   using Ring = KvRing<kHeadDim, kMany>;
+  const Stamps stamps(StampedKernel::kAttention, grid.q_heads, kHeadDim);
   SplitShared<kHeadDim, kHalves>& shared =
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
@@ -250,9 +252,11 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       steps = range.steps(grid);
       new_position = range.new_position();
       wait_for_earlier();
+      if (range_number == 0) stamps.at(Point::kWaited);
       vectors.load();
       vectors.stage(rope, grid, shared);
       __syncthreads();
+      if (range_number == 0) stamps.at(Point::kLoaded);
       is_live = vectors.is_live;
       is_begin = false;
       sums.clear();
@@ -325,11 +329,13 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
     }
     ring.template refill<false>(grid);
   }
+  stamps.at(Point::kSummed);
   // A CTA without work waits for the kernels before, too, because the next kernel takes this one's
   // end for the end of all of them.
   wait_for_earlier();
   reduction.merge();
   if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
+  stamps.at(Point::kStored);
 }
 
 template <int kHeadDim, int kHalves, bool kMany>
@@ -429,3 +435,5 @@ int split_attention(const FusedAttentionDecodeParams& p, void* stream) {
 }
 
 }  // namespace photon::cuda
+
+PHOTON_TAKE_STAMPS(attention)

@@ -28,6 +28,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/stamps.cuh"
 
 namespace photon::cuda::stream_linear {
 
@@ -73,6 +74,14 @@ constexpr int kMaxStages = 12;
 template <Epilogue kEpilogue>
 __host__ __device__ inline bool is_swiglu(const Params& p) {
   return kEpilogue == Epilogue::kOutput && p.is_swiglu;
+}
+
+template <Epilogue kEpilogue>
+__device__ inline Stamps stamps_of(const Params& p) {
+  const StampedKernel kernel = kEpilogue == Epilogue::kResidual ? StampedKernel::kLinearResidual
+                               : is_swiglu<kEpilogue>(p)        ? StampedKernel::kNormSwiglu
+                                                                : StampedKernel::kNormLinear;
+  return Stamps(kernel, p.n, p.k);
 }
 
 constexpr int kTileHalfTiles = 2;

@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
 }
 
 template <typename Size, Epilogue kEpilogue>
-__global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
+__global__ void __launch_bounds__(wide::kCtaThreads<Size, kEpilogue>, Size::kResidents)
     wide_kernel(const __grid_constant__ Params p) {
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
@@ -129,7 +129,7 @@ int launch_wide(Params p, int blocks, bool pdl, void* stream) {
   if (const int error = make_half_tile_map(p.tokens_map, wide::kStepSlices, p.x, p.tokens, p.k,
                                            p.x_stride, Size::kTokens))
     return error;
-  LaunchShape shape{blocks, wide::kThreads};
+  LaunchShape shape{blocks, wide::kCtaThreads<Size, kEpilogue>};
   shape.shared_bytes = shared_room<kEpilogue>(Size::kResidents);
   shape.cluster = static_cast<unsigned>(p.split);
   shape.pdl = pdl;
@@ -320,3 +320,5 @@ int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
 }
 
 }  // namespace photon::cuda
+
+PHOTON_TAKE_STAMPS(linears)

@@ -195,13 +195,13 @@ struct Multiplier {
 
   // The sums of one pass over x.
   template <typename Filler>
-  __device__ void run(XChunk (&x)[kAhead], const Pass& pass, Filler& filler) {
+  __device__ void run(XChunk (&x)[kAhead], const Pass& pass, Filler& filler, const Stamps& stamps) {
     squares[0] = squares[1] = 0.0f;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) sums[m][0] = sums[m][1] = sums[m][2] = sums[m][3] = 0.0f;
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks; ++chunk) {
-      add_chunk(x[0], chunk, pass, filler);
+      add_chunk(x[0], chunk, pass, filler, stamps);
 #pragma unroll
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
       load(x[kAhead - 1], chunk + kAhead);
@@ -234,7 +234,8 @@ struct Multiplier {
 
   // The tiles of a chunk, one after the other.
   template <typename Filler>
-  __device__ void add_chunk(XChunk& x, int chunk, const Pass& pass, Filler& filler) {
+  __device__ void add_chunk(XChunk& x, int chunk, const Pass& pass, Filler& filler,
+                            const Stamps& stamps) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if (m >= pass.count) break;
@@ -248,7 +249,8 @@ struct Multiplier {
       }
       if (m == 0)
         prepare(x, chunk);  // waits for x, while the first weights are on their way to registers
-      __syncwarp();         // all lanes have read the tile
+      if (m == 0 && chunk == 0 && pass.first == 0) stamps.at(Point::kLoaded);
+      __syncwarp();  // all lanes have read the tile
       if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
       filler.refill(stage);
       stage.advance(ring.stages);
@@ -370,6 +372,7 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
 template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  const Stamps stamps = stamps_of<kEpilogue>(p);
   let_next_start();
   // counts is read before the wait, as the weights are: if loads of x had to wait for it, they
   // would take twice as long. The kernel that writes it lets no other start.
@@ -410,6 +413,7 @@ __device__ void run_block(const Params& p) {
   wait_for_earlier();
   multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop
                         // comes before it
+  stamps.at(Point::kWaited);
 
   Pass pass = pass_from(0, p.pass_tiles, share.tiles);
 #pragma unroll 1
@@ -419,8 +423,10 @@ __device__ void run_block(const Params& p) {
       if (pass.first > 0) __syncthreads();  // what out held has been read
       output.fetch_old(old, pass.count, active, kThreads);
     }
-    multiplier.run(x, pass, filler);
+    multiplier.run(x, pass, filler, stamps);
+    stamps.at(Point::kSummed);
     finish.run(multiplier, pass, output);
+    stamps.at(Point::kStored);
     pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, share.tiles);
     if (pass.count <= 0) return;
     multiplier.start(x);

@@ -11,8 +11,11 @@
 // Tensor copies bring what a step needs. The weights of an M tile are a stage of one ring; as many
 // as fit are requested before the kernel before this one has ended. All tokens' columns of x are a
 // stage of another ring, requested after that kernel has ended. A warpgroup that has read a stage
-// fills it again, each warp a tile. Where tokens are to be normalized, the warps square the step's
-// columns and multiply them by the gains in shared memory.
+// fills it again, each warp a tile.
+//
+// Where tokens are to be normalized, a step's columns are squared, and multiplied by the gains in
+// shared memory. Where an SM holds two CTAs, these have a third warp group for that, which works
+// while the other two multiply the step before; else the warps do it that are to multiply.
 #pragma once
 #include "cuda/stream_common.cuh"
 #include "cuda/warpgroup.cuh"
@@ -22,7 +25,7 @@ namespace photon::cuda::stream_linear {
 namespace wide {
 
 constexpr int kGroups = 2;
-constexpr int kThreads = kGroups * kWarpgroupThreads;
+constexpr int kThreads = kGroups * kWarpgroupThreads;  // that multiply
 constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
 constexpr int kGroupSlices = kSlices / kGroups;  // of a chunk
 constexpr int kStepSlices = 2;
@@ -36,6 +39,8 @@ constexpr int kLeastXStages = 2, kMaxXStages = 8;
 constexpr int kPartialPitch =
     18;  // floats per token of a tile's sums: 16 rows, and 2 for the writers' banks
 constexpr int kFirstGroup = 1;  // number of its barrier
+constexpr int kBothGroups = kFirstGroup + kGroups, kThirdGroup = kBothGroups + 1;  // of theirs
+static_assert(kGroupWarps == kGroups * kStepSlices);  // of the third, each has a group's slice
 
 // How many tokens and M tiles a kernel holds in registers, and how many of its CTAs an SM is to
 // hold.
@@ -48,6 +53,23 @@ struct Size {
   static constexpr int kSums = kTokens / 2;  // of a lane, for one slice of an M tile
   static constexpr int kPartialBytes = kMTiles * kMTileTiles * kTokens * kPartialPitch * 4;
 };
+
+// Who normalizes x.
+enum class Norm { kNone, kGroups, kThird };
+
+template <typename Size, Epilogue kEpilogue>
+constexpr Norm kNormBy = kEpilogue == Epilogue::kResidual ? Norm::kNone
+                         : Size::kResidents == 2          ? Norm::kThird
+                                                          : Norm::kGroups;
+
+// Threads of a CTA.
+template <typename Size, Epilogue kEpilogue>
+constexpr int kCtaThreads =
+    kThreads + (kNormBy<Size, kEpilogue> == Norm::kThird ? kWarpgroupThreads : 0);
+
+// Registers of a thread that multiplies and of one of the third group: of 2 x 3 x 128 threads each
+// begins with 80.
+constexpr int kSumRegisters = 96, kThirdRegisters = 3 * 80 - 2 * kSumRegisters;
 
 // Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
 // with it.
@@ -68,8 +90,13 @@ struct Layout {
         old(squares + (normalizes ? kSlices * Size::kTokens * 4 : 0)),
         peer(old + (adds ? Size::kMTiles * kWarpgroupRows * Size::kTokens * 2 : 0)),
         barriers(peer + peer_tiles * kTileRows * Size::kTokens * 4),
-        end(barriers +
-            (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
+        end(barriers + count_barriers(normalizes) * static_cast<int>(sizeof(Barrier))) {}
+
+  // Those of the groups; that the peer's sums are there; and the third group's.
+  static constexpr __host__ __device__ int count_barriers(bool normalizes) {
+    return kGroups * (kMaxStages + kMaxXStages) + 1 +
+           (normalizes && Size::kResidents == 2 ? kGroups * kMaxXStages + 1 : 0);
+  }
 };
 
 __host__ __device__ inline bool has_one_pass(const Params& p) {
@@ -99,9 +126,11 @@ struct Group {
   int fewer_steps;  // than the other group
 
   __device__ Group(const Params& p, const CtaTiles& share)
-      : index(of_warp(threadIdx.x / kWarpgroupThreads)),
-        warp(of_warp(threadIdx.x / kWarpSize % kGroupWarps)),
-        m_tiles(m_tiles_of(p, share)) {
+      : Group(p, share, of_warp(threadIdx.x / kWarpgroupThreads),
+              of_warp(threadIdx.x / kWarpSize % kGroupWarps)) {}
+
+  __device__ Group(const Params& p, const CtaTiles& share, int index, int warp)
+      : index(index), warp(warp), m_tiles(m_tiles_of(p, share)) {
     steps = steps_of(index, share);
     fewer_steps = steps_of(0, share) - steps;
   }
@@ -260,7 +289,7 @@ struct XFiller {
 };
 
 // A warpgroup's sums, as seen from a lane.
-template <typename Size, bool kNormalizes>
+template <typename Size, Norm kNorm>
 struct Multiplier {
   static constexpr int kMTiles = Size::kMTiles;
   static constexpr int kSliceWarps = kGroupWarps / kStepSlices;  // that normalize a slice
@@ -295,7 +324,8 @@ struct Multiplier {
 
   // The sums of one pass over x. `gains`: where they are in shared memory.
   template <typename Filler, typename XFiller>
-  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains) {
+  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains,
+                      const Stamps& stamps) {
     clear();
     own_gain = computed_now(
         gains +
@@ -306,13 +336,17 @@ struct Multiplier {
 #pragma unroll 1
     for (int step = 0; step < group.steps; step += kChunkSteps) {
 #pragma unroll
-      for (int i = 0; i < kChunkSteps; ++i) add_step(i, m_tiles, filler, x_filler);
+      for (int i = 0; i < kChunkSteps; ++i) {
+        wait_barrier(x_turn.barrier() + (kNorm == Norm::kThird ? kMaxXStages : 0), x_turn.parity);
+        if (step == 0 && i == 0 && pass.first == 0) stamps.at(Point::kLoaded);
+        add_step(i, m_tiles, filler, x_filler);
+      }
     }
     // Both groups pass their barrier equally often. Otherwise compute-sanitizer takes what lies
     // before and behind a barrier of the whole CTA for a race.
 #pragma unroll 1
-    for (int reductions = group.fewer_steps * (pass.count + (kNormalizes ? 1 : 0)); reductions > 0;
-         --reductions)
+    for (int reductions = group.fewer_steps * (pass.count + (kNorm == Norm::kGroups ? 1 : 0));
+         reductions > 0; --reductions)
       group.sync();
   }
 
@@ -349,12 +383,11 @@ struct Multiplier {
     }
   }
 
-  // `i`: of the steps of its chunk.
+  // `i`: of the steps of its chunk. Its x is there.
   template <typename Filler, typename XFiller>
   __device__ void add_step(int i, int m_tiles, Filler& filler, XFiller& x_filler) {
     unsigned char* const x = x_turn.place();
-    x_turn.wait();
-    if constexpr (kNormalizes) {
+    if constexpr (kNorm == Norm::kGroups) {
       normalize_step(x, i, squares[i]);
       fence_async_shared();
       group.sync();
@@ -410,12 +443,109 @@ struct Multiplier {
   }
 };
 
+// A warp of the third group, as seen from a lane: it normalizes a slice of each step of a group.
+// The sums of squares, [slice][tokens], are in shared memory from step to step, because registers
+// are few.
+template <typename Size>
+struct Normalizer {
+  static constexpr int kTiles = Size::kTokenTiles;
+
+  const Group& group;
+  const Ring& x_ring;
+  Turn turn;
+  int own_vector;  // bytes from a stage's start to the first vector that the lane normalizes
+  int first_gain, own_gain, gains_end;  // of the first vector, of that of the step that comes next,
+                                        // and of all; in bytes from the start of shared memory
+  float* own_squares;                   // of the first step of a chunk and the first tile
+  bool has_squares;                     // the lane keeps its token's
+  bool is_odd;                          // and normalize() has them in the second of two
+
+  // `gains`: where they are in shared memory.
+  __device__ Normalizer(const CtaTiles& share, const Group& group, const Ring& x_ring, int gains,
+                        float* squares)
+      : group(group),
+        x_ring(x_ring),
+        turn(x_ring),
+        own_vector(computed_now(group.warp * Size::kXSliceBytes + LaneVectors().offset(0))),
+        first_gain(
+            computed_now(gains + (own_slice() * kSliceColumns + LaneVectors().column(0)) * 2)),
+        gains_end(gains + share.k * 2),
+        own_squares(squares + own_slice() * Size::kTokens + LaneVectors().row()),
+        has_squares(LaneVectors().group / 2 == LaneVectors().thread),
+        is_odd(LaneVectors().group % 2 != 0) {}
+
+  // Before the first pass.
+  __device__ void clear_squares() const {
+    if (!has_squares) return;
+#pragma unroll
+    for (int i = 0; i < kChunkSteps * kTiles; ++i)
+      own_squares[i / kTiles * kStepSlices * Size::kTokens + i % kTiles * kTokenTile] = 0.0f;
+  }
+
+  // One pass over x.
+  __device__ void run() {
+    own_gain = first_gain;
+#pragma unroll 1
+    for (int step = 0; step < group.steps; ++step) {
+      const bool is_second = step % kChunkSteps != 0;
+      turn.wait();
+      normalize_step(turn.place(), own_squares + (is_second ? kStepSlices * Size::kTokens : 0));
+      fence_async_shared();
+      __syncwarp();
+      if (is_elected()) arrive(turn.barrier() + kMaxXStages);
+      turn.advance(x_ring);
+      own_gain += (is_second ? kSlices - kStepSlices : kStepSlices) * kSliceColumns * 2;
+    }
+  }
+
+ private:
+  // Of the first step of a chunk.
+  __device__ int own_slice() const { return first_slice(group.index) + group.warp; }
+
+  // Normalizes the warp's slice. A lane's vectors of the second half lie where bit 2 of a vector's
+  // number is inverted.
+  __device__ void normalize_step(unsigned char* x, float* squares) {
+    constexpr int kHalfVectors = kSliceColumns * 2 / kHalves;  // bytes
+    uint4 gains[kHalves] = {};
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if (own_gain < gains_end)
+        gains[half] =
+            *reinterpret_cast<const uint4*>(dynamic_shared() + own_gain + half * kHalfVectors);
+    }
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float before = has_squares ? squares[n * kTokenTile] : 0.0f;
+      float sums[2] = {is_odd ? 0.0f : before, is_odd ? before : 0.0f};
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+        uint4* place =
+            reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kSliceBytes);
+        uint4 v = *place;
+        normalize(v, gains[half], sums);
+        *place = v;
+      }
+      if (has_squares) squares[n * kTokenTile] = is_odd ? sums[1] : sums[0];
+    }
+  }
+};
+
+// All threads that multiply.
+template <Norm kNorm>
+__device__ inline void sync_both_groups() {
+  if constexpr (kNorm == Norm::kThird) {
+    sync_threads(kBothGroups, kThreads);
+  } else {
+    __syncthreads();
+  }
+}
+
 // The end of a pass: the second group adds the first group's sums, in shared memory, to its own,
 // and they become outputs.
 template <typename Size, Epilogue kEpilogue>
 struct Finish {
-  static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
-  using Sums = Multiplier<Size, kNormalizes>;
+  static constexpr Norm kBy = kNormBy<Size, kEpilogue>;
+  using Sums = Multiplier<Size, kBy>;
   // How many tokens of a tile, or of several tiles, all threads take at once.
   static constexpr int kTokensAtOnce =
       Size::kTokens < kThreads / kHalfTileRows ? Size::kTokens : kThreads / kHalfTileRows;
@@ -423,23 +553,25 @@ struct Finish {
 
   const Params& p;
   const CtaTiles& share;
-  float* partial;  // [tile][token][kPartialPitch]
-  float* squares;  // [slice][tokens]
-  int active;      // tokens that live
+  float* partial;    // [tile][token][kPartialPitch]
+  float* squares;    // [slice][tokens]
+  Barrier* squared;  // the third group's are there
+  int active;        // tokens that live
 
   // All threads together.
   __device__ void run(const Sums& sums, const Pass& pass, const Output<kEpilogue>& output) const {
-    if constexpr (kNormalizes) put_squares(sums);
+    if constexpr (kBy == Norm::kGroups) put_squares(sums);
     if (sums.group.index == 0)
       for_sums(sums, pass,
                [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i); });
-    __syncthreads();
+    sync_both_groups<kBy>();
     if (sums.group.index == 1)
       for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) {
         *place = own.total(m, i, *place);
       });
-    if constexpr (!kNormalizes) wait_copies<0>();
-    __syncthreads();
+    if constexpr (kBy == Norm::kNone) wait_copies<0>();
+    sync_both_groups<kBy>();
+    if constexpr (kBy == Norm::kThird) wait_barrier(squared, 0);
     const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
     const int g = threadIdx.x % kHalfTileRows, place = threadIdx.x / kHalfTileRows;
 #pragma unroll 1
@@ -490,45 +622,83 @@ struct Finish {
   }
 };
 
-// The barriers of a group.
+// The barriers of a group. Where a third one normalizes x, those by which it says so of a stage
+// come behind those that say that it has landed.
+template <Norm kNorm>
 struct Barriers {
   Barrier *full, *x_full;
 
   __device__ Barriers(unsigned char* at, int group)
-      : full(reinterpret_cast<Barrier*>(at) + group * (kMaxStages + kMaxXStages)),
+      : full(reinterpret_cast<Barrier*>(at) +
+             group * (kMaxStages + (kNorm == Norm::kThird ? 2 : 1) * kMaxXStages)),
         x_full(full + kMaxStages) {}
 };
 
+// By `threads` threads, of which this is number `thread`.
+__device__ inline void fetch_gains(const Params& p, unsigned char* to, int thread, int threads) {
+#pragma unroll 1
+  for (int i = thread; i < p.k / 8; i += threads) async_copy16(to + i * 16, p.gain + i * 8, true);
+  commit_copies();
+}
+
 // What has to be done before the first copy of a weight. The gains are on their way when this
-// returns.
-template <Epilogue kEpilogue>
-__device__ void begin_block(const Params& p, unsigned char* gains, const Barriers& barriers,
+// returns, unless a third group fetches them.
+template <Epilogue kEpilogue, Norm kNorm>
+__device__ void begin_block(const Params& p, unsigned char* gains, const Barriers<kNorm>& barriers,
                             Barrier* arrived, int part) {
   if (threadIdx.x == 0) {
     prefetch_half_tile_map(p.weight[part]);
     prefetch_half_tile_map(p.tokens_map);
     init_barrier(arrived, 1);
+    if (kNorm == Norm::kThird) init_barrier(arrived + 1, kGroupWarps);
   }
   const int i = threadIdx.x % kWarpgroupThreads;
-  if (i < p.stages) init_barrier(&barriers.full[i], 1);
-  if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
+  if (kNorm != Norm::kThird || threadIdx.x < kThreads) {
+    if (i < p.stages) init_barrier(&barriers.full[i], 1);
+    if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
+    if (kNorm == Norm::kThird && i < p.x_stages)
+      init_barrier(&barriers.x_full[kMaxXStages + i], kStepSlices);
+  }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
     enter_cluster();
     meet_cluster();  // the neighbour has initialized `arrived` before anything is sent to it
   }
-  if constexpr (kEpilogue != Epilogue::kResidual) {
+  if constexpr (kNorm == Norm::kGroups) fetch_gains(p, gains, threadIdx.x, kThreads);
+}
+
+// The third warp group: fetches the gains, then normalizes x, step by step of both groups, each
+// pass anew.
+template <typename Size>
+__device__ void normalize_block(const Params& p, const CtaTiles& share, const Layout<Size>& at) {
+  unsigned char* const shared = dynamic_shared();
+  const int warp = of_warp(threadIdx.x / kWarpSize % kGroupWarps);
+  const Group group(p, share, warp / kStepSlices, warp % kStepSlices);
+  const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes,
+                    Barriers<Norm::kThird>(shared + at.barriers, group.index).x_full, nullptr,
+                    p.x_stages, Size::kXBytes};
+  fetch_gains(p, shared + at.gain, threadIdx.x % kWarpgroupThreads, kWarpgroupThreads);
+  Normalizer<Size> normalizer(share, group, x_ring, at.gain,
+                              reinterpret_cast<float*>(shared + at.squares));
+  normalizer.clear_squares();
+  wait_copies<0>();
+  sync_threads(kThirdGroup, kWarpgroupThreads);  // all gains are there
+  wait_for_earlier();
 #pragma unroll 1
-    for (int j = threadIdx.x; j < p.k / 8; j += kThreads)
-      async_copy16(gains + j * 16, p.gain + j * 8, true);
-    commit_copies();
+  for (int first = 0; first < group.m_tiles; first += p.pass_tiles) {
+    normalizer.run();
+    if (first > 0) continue;
+    normalizer.has_squares = false;  // they stay, and are read
+    if (is_elected()) arrive(Barriers<Norm::kThird>(shared + at.barriers, kGroups).full + 1);
   }
 }
 
 template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
-  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  constexpr Norm kBy = kNormBy<Size, kEpilogue>;
+  constexpr bool kNormalizes = kBy != Norm::kNone;
+  const Stamps stamps = stamps_of<kEpilogue>(p);
   let_next_start();
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
@@ -537,8 +707,8 @@ __device__ void run_block(const Params& p) {
   const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes,
                         has_one_pass(p), is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k,
                         kNormalizes, !kNormalizes);
-  const Barriers barriers(shared + at.barriers, group.index);
-  Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
+  const Barriers<kBy> barriers(shared + at.barriers, group.index);
+  Barrier* const arrived = Barriers<kBy>(shared + at.barriers, kGroups).full;
   const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr,
                   p.stages, p.stage_bytes};
   const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full,
@@ -550,6 +720,13 @@ __device__ void run_block(const Params& p) {
     wait_copies<0>();
     return wait_for_earlier();
   }
+  if constexpr (kBy == Norm::kThird) {
+    if (group.index == kGroups) {
+      shrink_registers<kThirdRegisters>();
+      return normalize_block<Size>(p, share, at);
+    }
+    grow_registers<kSumRegisters>();
+  }
   Filler<kEpilogue> filler(p, share, group, ring);
   XFiller<Size> x_filler(p, share, group, x_ring);
   filler.fill();
@@ -558,25 +735,31 @@ __device__ void run_block(const Params& p) {
   Output<kEpilogue> output{
       p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
   if (threadIdx.x == 0) output.expect_peer(active);
-  Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring);
-  const Finish<Size, kEpilogue> finish{p, share, floats(at.partial), floats(at.squares), active};
-  wait_copies<0>();
-  __syncthreads();  // all gains are there
+  Multiplier<Size, kBy> multiplier(share, group, ring, x_ring);
+  const Finish<Size, kEpilogue> finish{p,           share, floats(at.partial), floats(at.squares),
+                                       arrived + 1, active};
+  if constexpr (kBy != Norm::kThird) {
+    wait_copies<0>();
+    __syncthreads();  // all gains are there
+  }
   wait_for_earlier();
   fence_async_global();  // x is read by copies
   x_filler.fill();
+  stamps.at(Point::kWaited);
 
 #pragma unroll 1
   for (Pass pass = pass_from(0, p.pass_tiles, group.m_tiles); pass.count > 0;
        pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.m_tiles)) {
     output.first_tile = pass.first * p.m_tile_tiles;
-    if (pass.first > 0) __syncthreads();  // all have read what the pass before left
+    if (pass.first > 0) sync_both_groups<kBy>();  // all have read what the pass before left
     if constexpr (!kNormalizes) {
       output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
                        active, kThreads);
     }
-    multiplier.run(pass, filler, x_filler, at.gain);
+    multiplier.run(pass, filler, x_filler, at.gain, stamps);
+    stamps.at(Point::kSummed);
     finish.run(multiplier, pass, output);
+    stamps.at(Point::kStored);
   }
 }
 

@@ -32,17 +32,6 @@ __device__ inline void warpgroup_settle(float (&d)[kRegisters]) {
   for (int i = 0; i < kRegisters; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// A warp group that needs few registers leaves them to those that need more; each says how many
-// its threads go on with. All of a kernel are shared out so that they fit.
-template <int kRegisters>
-__device__ inline void shrink_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-template <int kRegisters>
-__device__ inline void grow_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
 // The registers' numbers and the registers of d, four for each eight rows of the weight.
 #define PHOTON_NAMES_4 "%0,%1,%2,%3"
 #define PHOTON_NAMES_8 PHOTON_NAMES_4 ",%4,%5,%6,%7"
@@ -119,10 +108,6 @@ __device__ inline void warpgroup_wait_but() {
 }
 template <int kRegisters>
 __device__ inline void warpgroup_settle(float (&)[kRegisters]) {}
-template <int kRegisters>
-__device__ inline void shrink_registers() {}
-template <int kRegisters>
-__device__ inline void grow_registers() {}
 
 template <int kRegisters>
 __device__ inline void multiply_rows(float (&d)[kRegisters], const HalfTileFragment& x,

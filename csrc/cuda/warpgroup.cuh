@@ -17,6 +17,24 @@ namespace photon::cuda {
 constexpr int kWarpgroupThreads = 128;
 constexpr int kWarpgroupRows = 64;
 
+// A warp group that needs few registers leaves them to those that need more; each says how many
+// its threads go on with. All of a kernel are shared out so that they fit.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(__CUDA_ARCH_FEAT_SM100_ALL)
+template <int kRegisters>
+__device__ inline void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ inline void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+#else
+template <int kRegisters>
+__device__ inline void shrink_registers() {}
+template <int kRegisters>
+__device__ inline void grow_registers() {}
+#endif
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Before the first instruction, and where others have touched d.
