@@ -60,7 +60,7 @@ EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 CHAINED = (
     "embedding",
     "kernels",
-    "lora",
+    "lora_link",
     "mlp",
     "norm",
     "rope_append",

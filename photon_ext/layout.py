@@ -210,6 +210,8 @@ DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
 DELTA_ZEROS = -1
 """Instead of the first payload word of a run: it writes zeros."""
+LINK_COLUMNS = 256
+LINK_SPARE = 4
 COUNTS_SIZE = 3
 HOST_MASK = 1
 NO_PAGE = -1

@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from photon_ext import _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
+from photon_ext.layout import LINK_COLUMNS, LINK_SPARE
 
 _NAMES = (
     "begin_step_",
@@ -65,6 +66,7 @@ _NAMES = (
     "norm_swiglu_into",
     "lora_shrink_into",
     "lora_expand_",
+    "lora_link_",
     "spatial_features_into",
     "choose_value_",
     "rope_append_kv_",
@@ -93,6 +95,7 @@ _linear_residual = _op["linear_residual_"]
 _norm_swiglu = _op["norm_swiglu_into"]
 _lora_shrink = _op["lora_shrink_into"]
 _lora_expand = _op["lora_expand_"]
+_lora_link = _op["lora_link_"]
 _spatial_features = _op["spatial_features_into"]
 _choose_value = _op["choose_value_"]
 _rope_append_kv = _op["rope_append_kv_"]
@@ -669,14 +672,7 @@ def linear_workspace_words(num_tokens: int, k: int) -> int:
 
 
 def lora_shrink_into(
-    out: Tensor,
-    x: Tensor,
-    a: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    norm_weight: Tensor | None = None,
-    eps: float = 1e-6,
-    pdl: bool = False,
+    out: Tensor, x: Tensor, a: Tensor, decode_meta: Tensor, row_state: Tensor
 ) -> None:
     """``out[t] = a[slot - 1] @ x[t]``, where slot is the LORA_SLOT of token t's row: the first half
     of an adapter (Hu et al., "LoRA", 2021). Tokens of slot 0, dead ones, and those whose row or
@@ -688,27 +684,15 @@ def lora_shrink_into(
         a: [slots, rows, k]; the rows of several parts, one below the other.
         decode_meta: int32 [T, 4].
         row_state: int32 [rows of the table, 32].
-        norm_weight: [k]: x is normalized first, as by :func:`rms_norm_into`; on a GPU in float32.
-            None: it is taken as it is.
-        eps: added to the mean square.
-        pdl: as in :func:`norm_linear_into`, on GPUs of compute capability 9.0 and above; what is
-            read early is decode_meta and row_state.
     """
-    _lora_shrink(out, x, a, decode_meta, row_state, norm_weight, eps, pdl)
+    _lora_shrink(out, x, a, decode_meta, row_state)
 
 
-def lora_shrink(
-    x: Tensor,
-    a: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    norm_weight: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
+def lora_shrink(x: Tensor, a: Tensor, decode_meta: Tensor, row_state: Tensor) -> Tensor:
     """:func:`lora_shrink_into` a new [T, rows], which is zero where no adapter is."""
-    _refuse_gradients("lora_shrink", x, a, norm_weight)
+    _refuse_gradients("lora_shrink", x, a)
     out = x.new_zeros(_size(x, 0), _size(a, 1))
-    _lora_shrink(out, x, a, decode_meta, row_state, norm_weight, eps)
+    _lora_shrink(out, x, a, decode_meta, row_state)
     return out
 
 
@@ -719,7 +703,6 @@ def lora_expand_(
     decode_meta: Tensor,
     row_state: Tensor,
     first_rows: int,
-    pdl: bool = False,
 ) -> None:
     """``out[t] += b[slot - 1] @ h[t]``, the second half of an adapter: the product is rounded, then
     the sum. Tokens without an adapter, as in :func:`lora_shrink_into`, keep what out holds.
@@ -732,9 +715,8 @@ def lora_expand_(
         row_state: int32 [rows of the table, 32].
         first_rows: rows of the first part; the others have equal shares of the rest. n where there
             is one part.
-        pdl: as in :func:`lora_shrink_into`.
     """
-    _lora_expand(out, h, b, decode_meta, row_state, first_rows, pdl)
+    _lora_expand(out, h, b, decode_meta, row_state, first_rows)
 
 
 def lora_expand(
@@ -750,6 +732,55 @@ def lora_expand(
     total = out.clone()
     _lora_expand(total, h, b, decode_meta, row_state, first_rows)
     return total
+
+
+def lora_link_(
+    x: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    before: Tensor | None = None,
+    b: Tensor | None = None,
+    first_rows: int = 0,
+    eps: float | None = None,
+    act: Tensor | None = None,
+    after: Tensor | None = None,
+    a: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """The second half of an adapter of one linear and the first half of that of the next, in one
+    kernel: ``x[t] += b[slot - 1] @ h[t]``, then ``act = silu_mul(x)``, then the sums of
+    ``a[slot - 1] @ act[t]``, or of x where there is no act. Each of the three may be left out.
+
+    What passes from one call to the next are sums over 256 columns each, float32 [chunks, T,
+    rows + 4], as :func:`lora_link_sums` says; the last four columns hold the part of the mean
+    square, where x is to be normalized, and padding. h is what they add up to, rounded. Tokens
+    without an adapter, as in :func:`lora_shrink_into`, keep what x holds, and their sums are not
+    written. All widths and ranks are multiples of 8, and all rows whole 16-byte vectors.
+
+    Args:
+        x: bfloat16 [T, n], updated; where `act` is given, it is read alone.
+        decode_meta: int32 [T, 4].
+        row_state: int32 [rows of the table, 32].
+        before: [chunks, T, parts * rank + 4], the sums that belong to b; None: x is as it is to be.
+        b: bfloat16 [slots, n, rank], as in :func:`lora_expand_`, without gaps in a slot.
+        first_rows: as in :func:`lora_expand_`, if there is a b.
+        eps: h is multiplied by ``1 / sqrt(mean square + eps)``. None: it is not.
+        act: bfloat16 [T, n / 2], written: of all tokens, also those without an adapter.
+        after: [chunks, T, rows + 4], written; None: nothing follows.
+        a: bfloat16 [slots, rows, n] or [slots, rows, n / 2], without gaps in a slot.
+        norm_weight: [columns of a]: what is multiplied by a is multiplied by this first, and
+            rounded, and the mean square is left.
+        pdl: as in :func:`norm_linear_into`, on GPUs of compute capability 9.0 and above; what is
+            read early is a, b, norm_weight, decode_meta and row_state.
+    """
+    ended, begun = (before, b, first_rows, eps), (after, a, norm_weight)
+    _lora_link(x, decode_meta, row_state, *ended, act, *begun, pdl)
+
+
+def lora_link_sums(num_tokens: int, rows: int, columns: int) -> tuple[int, int, int]:
+    """The shape of the sums that :func:`lora_link_` makes with an a of so many rows and columns."""
+    return -(-columns // LINK_COLUMNS), num_tokens, rows + LINK_SPARE
 
 
 # --- spatial: values of objects in the place of tokens --------------------------------------------

@@ -26,6 +26,8 @@ from photon_ext.layout import (
     DELTA_ZEROS,
     FIRST_EMBED,
     HOST_MASK,
+    LINK_COLUMNS,
+    LINK_SPARE,
     MOST_LOGPROBS,
     NO_PAGE,
     NO_TOKEN,
@@ -822,35 +824,20 @@ def _slots(decode_meta: Tensor, row_state: Tensor, count: int) -> list[int]:
 
 
 def lora_shrink_into(
-    out: Tensor,
-    x: Tensor,
-    a: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    norm_weight: Tensor | None = None,
-    eps: float = 1e-6,
-    pdl: bool = False,
+    out: Tensor, x: Tensor, a: Tensor, decode_meta: Tensor, row_state: Tensor
 ) -> None:
     """As :func:`photon_ext.ops.lora_shrink_into`: tokens of out [T, rows] with a slot are
     written.
     """
-    normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
     for token, slot in enumerate(_slots(decode_meta, row_state, len(a))):
         if slot:
-            out[token] = linear(normed[token : token + 1], a[slot - 1])[0]
+            out[token] = linear(x[token : token + 1], a[slot - 1])[0]
 
 
-def lora_shrink(
-    x: Tensor,
-    a: Tensor,
-    decode_meta: Tensor,
-    row_state: Tensor,
-    norm_weight: Tensor | None = None,
-    eps: float = 1e-6,
-) -> Tensor:
+def lora_shrink(x: Tensor, a: Tensor, decode_meta: Tensor, row_state: Tensor) -> Tensor:
     """As :func:`photon_ext.ops.lora_shrink`: a new [T, rows] of the dtype of x."""
     out = x.new_zeros(x.shape[0], a.shape[1])
-    lora_shrink_into(out, x, a, decode_meta, row_state, norm_weight, eps)
+    lora_shrink_into(out, x, a, decode_meta, row_state)
     return out
 
 
@@ -861,7 +848,6 @@ def lora_expand_(
     decode_meta: Tensor,
     row_state: Tensor,
     first_rows: int,
-    pdl: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.lora_expand_`: tokens of out [T, n] with a slot are updated."""
     n, rank = b.shape[1:]
@@ -886,6 +872,43 @@ def lora_expand(
     total = out.clone()
     lora_expand_(total, h, b, decode_meta, row_state, first_rows)
     return total
+
+
+def lora_link_(
+    x: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    before: Tensor | None = None,
+    b: Tensor | None = None,
+    first_rows: int = 0,
+    eps: float | None = None,
+    act: Tensor | None = None,
+    after: Tensor | None = None,
+    a: Tensor | None = None,
+    norm_weight: Tensor | None = None,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.lora_link_`; the sums are of any dtype."""
+    x = x if act is None else x.clone()
+    if b is not None and before is not None:
+        sums = before.sum(0)
+        h, square = sums[:, :-LINK_SPARE], sums[:, -LINK_SPARE, None]
+        h = h if eps is None else h * torch.rsqrt(square + eps)
+        lora_expand_(x, h.to(x.dtype), b, decode_meta, row_state, first_rows)
+    if act is not None:
+        silu_mul_into(act, x)
+    if a is None or after is None:
+        return
+    values = x if act is None else act
+    scaled = values if norm_weight is None else values * norm_weight
+    for token, slot in enumerate(_slots(decode_meta, row_state, len(a))):
+        for chunk in range(len(after)) if slot else ():
+            own = slice(chunk * LINK_COLUMNS, (chunk + 1) * LINK_COLUMNS)
+            rows, row = _wide(a[slot - 1, :, own]), _wide(scaled[token, own])
+            after[chunk, token, :-LINK_SPARE] = rows @ row
+            if norm_weight is not None:
+                square = _wide(values[token, own]).square().sum() / values.shape[1]
+                after[chunk, token, -LINK_SPARE] = square
 
 
 # --- spatial --------------------------------------------------------------------------------------

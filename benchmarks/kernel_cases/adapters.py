@@ -1,5 +1,5 @@
-"""The two halves of adapters beside the projections of a layer: all tokens with one adapter, and
-each with its own."""
+"""The two halves of adapters beside the projections of a layer, and the links behind them: all
+tokens with one adapter, and each with its own."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import torch
 
 from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from benchmarks.kernel_cases.linears import Projection, projections
+from photon_ext import ops
 from photon_ext.layout import META_COLUMNS, ROW_COLUMNS, Meta, RowColumn
+from photon_ext.models.lora import LoraShape
 
 RANK = 16
 
 
 def adapter_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
     """One group per projection of a layer."""
-    halves = {"lora_shrink_into": _shrink, "lora_expand_": _expand}
+    halves = {"lora_shrink_into": _shrink, "lora_expand_": _expand, "lora_link_": _link}
     for each in projections(setting.config)[:-1]:
         yield [
             Plan((op,), f"{each.what}, {adapters}", setting._replace(batch=batch), make)
@@ -60,3 +62,32 @@ def _expand(each: Projection, adapters: int, at: Setting) -> Case:
     return rotated_case(
         at, "lora_expand_", every, lambda b: (out, h, b, *tokens, first), (0,), nbytes
     )
+
+
+def _link(each: Projection, adapters: int, at: Setting) -> Case:
+    """Behind a projection of a fused layer, in bfloat16."""
+    at = at._replace(dtype=torch.bfloat16)
+    linears, dtype = LoraShape(at.config, RANK).linears, torch.float32
+    following = {"o": "gate_up", "gate_up": "down", "down": "qkv"}.get(each.what)
+    rows, own = sum(linears[each.what].rows), linears[each.what]
+    a_rows = RANK * len(linears[following].rows) if following else 0
+    width = linears[following].columns if following else 0
+    every = at.stack(adapters, rows * RANK + a_rows * width, deviation=RANK**-0.5)
+    x, act = at.normal(at.batch, rows), at.unwritten(at.batch, rows // 2)
+    norm = at.gain(width) if following and linears[following].normed else None
+    before = at.normal(*ops.lora_link_sums(at.batch, RANK * _parts(each), each.k)).to(dtype).abs()
+    shape = ops.lora_link_sums(at.batch, a_rows, width)
+    after = torch.empty(shape, dtype=dtype, device=at.device) if following else None
+    act_or_none = act if each.what == "gate_up" else None
+    eps, tokens = (1e-6 if own.normed else None), _tokens(at, adapters)
+
+    def arguments(memory: torch.Tensor) -> tuple[object, ...]:
+        b = memory[:, : rows * RANK].view(adapters, rows, RANK)
+        a = memory[:, rows * RANK :].view(adapters, a_rows, width) if following else None
+        ended, begun = (before, b, own.rows[0], eps), (after, a, norm)
+        return x, *tokens, *ended, act_or_none, *begun
+
+    nbytes = every[0].nbytes + before.nbytes + (after.nbytes if after is not None else 0)
+    nbytes += x.nbytes + (x if act_or_none is None else act).nbytes
+    written = (0,) if act_or_none is None else (7,)
+    return rotated_case(at, "lora_link_", every, arguments, written, nbytes)

@@ -2,7 +2,14 @@
 // matrices.
 #include "cpu/lora.h"
 
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
 #include "cpu/kernels.h"
+#include "cpu/rounding.h"
+#include "cpu/scratch.h"
 
 namespace photon::cpu {
 namespace {
@@ -20,6 +27,59 @@ void for_runs(const TokenSlots& slots, int64_t tokens, const Body& body) {
   }
 }
 
+constexpr int64_t kSize = size_of(DType::kBF16);
+
+// h of all tokens that have a slot, [tokens, parts * rank], in the calling thread's scratch.
+const void* link_h(const LoraLinkParams& p) {
+  thread_local Scratch scratch, sums;
+  const int64_t width = p.parts * p.rank, words = width + kLinkSpare;
+  char* const h = reinterpret_cast<char*>(scratch.floats(p.tokens * width));
+  float* const sum = sums.floats(words);
+  for (int64_t i = 0; i < p.tokens; ++i) {
+    if (slot_of(p.slots, i) == 0) continue;
+    std::fill_n(sum, words, 0.0f);
+    for (int64_t chunk = 0; chunk < p.before_chunks; ++chunk) {
+      const float* const from = p.before + (chunk * p.tokens + i) * words;
+      for (int64_t j = 0; j < words; ++j) sum[j] += from[j];
+    }
+    const float scale = p.normalizes ? 1.0f / std::sqrt(sum[width] + p.eps) : 1.0f;
+    for (int64_t j = 0; j < width; ++j) sum[j] *= scale;
+    round_to(h + i * width * kSize, sum, width, DType::kBF16);
+  }
+  return h;
+}
+
+// [tokens, n], in the calling thread's scratch: with act, x is not written.
+void* copy_of_x(const LoraLinkParams& p) {
+  thread_local Scratch scratch;
+  char* const copy = reinterpret_cast<char*>(scratch.floats(p.tokens * p.n));
+  for (int64_t i = 0; i < p.tokens; ++i)
+    std::memcpy(copy + i * p.n * kSize, static_cast<char*>(p.x) + i * p.x_stride * kSize,
+                static_cast<size_t>(p.n * kSize));
+  return copy;
+}
+
+// The sums of a token over one chunk, `width` values from `x` on.
+void leave_sums(const LoraLinkParams& p, float* out, const char* x, const char* a, const char* gain,
+                int64_t width) {
+  thread_local Scratch scratch;
+  float* const values = scratch.floats((p.rows + 2) * kLinkColumns);
+  float *const gains = values + kLinkColumns, *const rows = gains + kLinkColumns;
+  simd().to_float(values, x, width, DType::kBF16);
+  if (gain != nullptr) {
+    out[p.rows] = std::inner_product(values, values + width, values, 0.0f) /
+                  static_cast<float>(link_width(p));
+    simd().to_float(gains, gain, width, DType::kBF16);
+    for (int64_t i = 0; i < width; ++i) gains[i] *= values[i];
+    round_to(rows, gains, width, DType::kBF16);
+    simd().to_float(values, rows, width, DType::kBF16);
+  }
+  for (int64_t i = 0; i < p.rows; ++i)
+    simd().to_float(rows + i * kLinkColumns, a + i * link_width(p) * kSize, width, DType::kBF16);
+  simd().linear({out, values, rows, nullptr, 1, p.rows, width, p.rows, kLinkColumns, kLinkColumns,
+                 DType::kF32});
+}
+
 }  // namespace
 
 void lora_shrink(const LoraShrinkParams& p) {
@@ -28,13 +88,8 @@ void lora_shrink(const LoraShrinkParams& p) {
     void* const out = static_cast<char*>(p.out) + first * p.out_stride * size;
     const void* const x = static_cast<const char*>(p.x) + first * p.x_stride * size;
     const void* const a = static_cast<const char*>(p.a) + (slot - 1) * p.a_slot_stride * size;
-    if (p.norm_weight == nullptr) {
-      linear({out, x, a, nullptr, nullptr, count, p.rows, p.k, p.out_stride, p.x_stride, p.a_stride,
-              p.dtype});
-    } else {
-      norm_linear({out, x, p.norm_weight, a, nullptr, nullptr, nullptr, count, p.rows, p.k,
-                   p.out_stride, p.x_stride, p.a_stride, p.eps, false, false, p.dtype});
-    }
+    linear({out, x, a, nullptr, nullptr, count, p.rows, p.k, p.out_stride, p.x_stride, p.a_stride,
+            p.dtype});
   });
 }
 
@@ -54,6 +109,37 @@ void lora_expand(const LoraExpandParams& p) {
       row += rows;
     }
   });
+}
+
+void lora_link(const LoraLinkParams& p) {
+  const int64_t width = link_width(p);
+  void* x = p.x;
+  int64_t x_stride = p.x_stride;
+  if (p.act != nullptr) {
+    x = copy_of_x(p);
+    x_stride = p.n;
+  }
+  if (p.b != nullptr) {
+    lora_expand({x, link_h(p), p.b, p.slots, p.tokens, p.n, p.rank, x_stride, p.parts * p.rank,
+                 p.b_slot_stride, p.rank, p.parts, p.first_rows, p.other_rows, DType::kBF16});
+  }
+  if (p.act != nullptr) silu_mul({p.act, x, p.tokens, width, p.act_stride, x_stride, DType::kBF16});
+  if (p.a == nullptr) return;
+  const char* const from = static_cast<const char*>(p.act != nullptr ? p.act : p.x);
+  const int64_t stride = p.act != nullptr ? p.act_stride : p.x_stride;
+  const char* const gain = static_cast<const char*>(p.norm_weight);
+  for (int64_t i = 0; i < p.tokens; ++i) {
+    const int32_t slot = slot_of(p.slots, i);
+    if (slot == 0) continue;
+    const char* const a = static_cast<const char*>(p.a) + (slot - 1) * p.a_slot_stride * kSize;
+    for (int64_t chunk = 0; chunk < link_chunks(width); ++chunk) {
+      const int64_t first = chunk * kLinkColumns;
+      leave_sums(p, p.after + (chunk * p.tokens + i) * (p.rows + kLinkSpare),
+                 from + (i * stride + first) * kSize, a + first * kSize,
+                 gain == nullptr ? nullptr : gain + first * kSize,
+                 std::min(kLinkColumns, width - first));
+    }
+  }
 }
 
 }  // namespace photon::cpu

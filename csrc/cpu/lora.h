@@ -6,5 +6,6 @@ namespace photon::cpu {
 
 void lora_shrink(const LoraShrinkParams& p);
 void lora_expand(const LoraExpandParams& p);
+void lora_link(const LoraLinkParams& p);
 
 }  // namespace photon::cpu

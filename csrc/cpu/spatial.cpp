@@ -2,6 +2,7 @@
 #include "cpu/spatial.h"
 
 #include "cpu/parallel.h"
+#include "cpu/rounding.h"
 #include "cpu/scratch.h"
 #include "cpu/simd/simd.h"
 
@@ -9,17 +10,6 @@ namespace photon::cpu {
 namespace {
 
 constexpr int64_t kGrain = 64;  // tokens; most are no values, and cost a fill with zeros
-
-// The bits of 1, in the first bytes.
-uint32_t one_bits(DType dtype) {
-  return dtype == DType::kF32 ? 0x3f800000u : dtype == DType::kF16 ? 0x3c00u : 0x3f80u;
-}
-
-// Rounds to dtype: a linear of one column whose weight is 1.
-void round_to(void* out, const float* x, int64_t n, DType dtype) {
-  const uint32_t one = one_bits(dtype);
-  simd().linear({out, x, &one, nullptr, n, 1, 1, 1, 1, 1, dtype});
-}
 
 }  // namespace
 

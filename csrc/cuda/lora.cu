@@ -2,15 +2,10 @@
 // another. A CTA takes a few tokens and goes through the slots that it finds among them, so that no
 // grid depends on the slots and tokens without one cost their CTA two loads. The order of a sum
 // depends on k, or the rank, alone.
-//
-// With pdl, slots are read before the wait: decode_meta and row_state are complete when a step's
-// embedding lets the first kernel of its chain start.
 #include "cuda/lora.h"
 
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/norm.cuh"
-#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
@@ -46,37 +41,29 @@ __device__ inline unsigned same_slot(const int32_t (&slots)[kTokens], unsigned l
   return found;
 }
 
-// What a thread, and then a CTA, adds up: products of each token with each row, and squares.
+// What a thread, and then a CTA, adds up: products of each token with each row.
 template <int kTokens>
-struct ShrinkSums {
-  float products[kTokens][kShrinkRows];
-  float squares[kTokens];
-};
+using ShrinkSums = float[kTokens][kShrinkRows];
 
 // The thread's share of the tokens of `mask`: every 256th pack.
 template <typename T, int kTokens, bool kVector>
 __device__ inline void add_shares(const LoraShrinkParams& p, const T* x, const T* a, int rows,
                                   unsigned mask, ShrinkSums<kTokens>& sums) {
-  const T* const gains = static_cast<const T*>(p.norm_weight);
   for (int64_t d = static_cast<int64_t>(threadIdx.x) * kPack; d < p.k;
        d += kShrinkThreads * kPack) {
     Pack<T> w[kShrinkRows];
 #pragma unroll
     for (int r = 0; r < kShrinkRows; ++r)
       w[r] = load_pack<kVector>(a + (r < rows ? r : 0) * p.a_stride + d, p.k - d);
-    const Pack<T> gain = gains != nullptr ? load_pack<kVector>(gains + d, p.k - d) : zero_pack<T>();
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if ((mask >> t & 1) == 0) continue;
       const Pack<T> xs = load_pack<kVector>(x + t * p.x_stride + d, p.k - d);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        float v = to_float(xs.e[i]);
-        sums.squares[t] = fmaf(v, v, sums.squares[t]);
-        if (gains != nullptr) v *= to_float(gain.e[i]);
 #pragma unroll
         for (int r = 0; r < kShrinkRows; ++r)
-          sums.products[t][r] = fmaf(v, to_float(w[r].e[i]), sums.products[t][r]);
+          sums[t][r] = fmaf(to_float(xs.e[i]), to_float(w[r].e[i]), sums[t][r]);
       }
     }
   }
@@ -90,12 +77,10 @@ __device__ inline void leave_sums(const ShrinkSums<kTokens>& sums, unsigned mask
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) {
     if ((mask >> t & 1) == 0) continue;
-    const float squares = warp_sum(sums.squares[t]);
-    if (lane == 0) partial[warp].squares[t] = squares;
 #pragma unroll
     for (int r = 0; r < kShrinkRows; ++r) {
-      const float product = warp_sum(sums.products[t][r]);
-      if (lane == 0) partial[warp].products[t][r] = product;
+      const float product = warp_sum(sums[t][r]);
+      if (lane == 0) partial[warp][t][r] = product;
     }
   }
   __syncthreads();
@@ -103,22 +88,17 @@ __device__ inline void leave_sums(const ShrinkSums<kTokens>& sums, unsigned mask
 
 // Output `row` of the CTA's token t, by one thread.
 template <int kTokens>
-__device__ inline float shrunk(const LoraShrinkParams& p,
-                               const ShrinkSums<kTokens> (&partial)[kShrinkWarps], int t, int row) {
-  float product = 0.0f, squares = 0.0f;
+__device__ inline float shrunk(const ShrinkSums<kTokens> (&partial)[kShrinkWarps], int t, int row) {
+  float product = 0.0f;
 #pragma unroll
-  for (int warp = 0; warp < kShrinkWarps; ++warp) {
-    product += partial[warp].products[t][row];
-    squares += partial[warp].squares[t];
-  }
-  return p.norm_weight != nullptr ? product * norm_scale(squares, p.k, p.eps) : product;
+  for (int warp = 0; warp < kShrinkWarps; ++warp) product += partial[warp][t][row];
+  return product;
 }
 
 template <typename T, int kTokens, bool kVector>
 __global__ void __launch_bounds__(kShrinkThreads)
     shrink_kernel(const LoraShrinkParams p, int64_t row_tiles) {
   __shared__ ShrinkSums<kTokens> partial[kShrinkWarps];
-  let_next_start();
   const int64_t first_token = blockIdx.x / row_tiles * kTokens;
   const int64_t first_row = blockIdx.x % row_tiles * kShrinkRows;
   const int rows = static_cast<int>(min(p.rows - first_row, static_cast<int64_t>(kShrinkRows)));
@@ -127,7 +107,6 @@ __global__ void __launch_bounds__(kShrinkThreads)
   unsigned left = 0;
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) left |= slots[t] > 0 ? 1u << t : 0;
-  wait_for_earlier();
 
   const T* const x = static_cast<const T*>(p.x) + first_token * p.x_stride;
   while (left != 0) {
@@ -135,13 +114,13 @@ __global__ void __launch_bounds__(kShrinkThreads)
     const unsigned mask = same_slot(slots, left, slot);
     const T* const a =
         static_cast<const T*>(p.a) + (slot - 1) * p.a_slot_stride + first_row * p.a_stride;
-    ShrinkSums<kTokens> sums{};
+    ShrinkSums<kTokens> sums = {};
     add_shares<T, kTokens, kVector>(p, x, a, rows, mask, sums);
     leave_sums(sums, mask, partial);
     const int t = threadIdx.x / kShrinkRows, row = threadIdx.x % kShrinkRows;
     if (t < kTokens && (mask >> t & 1) != 0 && row < rows) {
       T* const out = static_cast<T*>(p.out) + (first_token + t) * p.out_stride + first_row + row;
-      *out = from_float<T>(shrunk(p, partial, t, row));
+      *out = from_float<T>(shrunk(partial, t, row));
     }
     left &= ~mask;
     if (left != 0) __syncthreads();  // all have read the sums
@@ -156,12 +135,10 @@ __device__ inline int64_t part_of(const LoraExpandParams& p, int64_t row) {
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kExpandThreads)
     expand_kernel(const LoraExpandParams p, int64_t row_tiles) {
-  let_next_start();
   const int64_t first_token = blockIdx.x / row_tiles * kExpandTokens;
   const int64_t row = blockIdx.x % row_tiles * kExpandThreads + threadIdx.x;
   int32_t slots[kExpandTokens];
   load_slots(p.slots, first_token, p.tokens, slots);
-  wait_for_earlier();
   if (row >= p.n) return;
 
   const T* const h =
@@ -191,16 +168,11 @@ __global__ void __launch_bounds__(kExpandThreads)
   }
 }
 
-LaunchShape shape(int64_t blocks, int threads, bool pdl) {
-  return pdl ? waiting_shape(blocks, threads) : LaunchShape{blocks, threads};
-}
-
 template <typename T, int kTokens, bool kVector>
 int launch_shrink(const LoraShrinkParams& p, void* stream) {
   const int64_t row_tiles = ceil_div(p.rows, kShrinkRows);
-  return launch(shrink_kernel<T, kTokens, kVector>,
-                shape(ceil_div(p.tokens, kTokens) * row_tiles, kShrinkThreads, p.pdl), stream, p,
-                row_tiles);
+  return launch(shrink_kernel<T, kTokens, kVector>, ceil_div(p.tokens, kTokens) * row_tiles,
+                kShrinkThreads, stream, p, row_tiles);
 }
 
 }  // namespace
@@ -208,8 +180,7 @@ int launch_shrink(const LoraShrinkParams& p, void* stream) {
 int lora_shrink(const LoraShrinkParams& p, void* stream) {
   if (p.tokens == 0 || p.rows == 0) return 0;
   const bool vectors = p.k % kPack == 0 && is_vector_aligned(p.x) && is_vector_aligned(p.a) &&
-                       are_whole_vectors(p.dtype, p.x_stride, p.a_stride, p.a_slot_stride) &&
-                       (p.norm_weight == nullptr || is_vector_aligned(p.norm_weight));
+                       are_whole_vectors(p.dtype, p.x_stride, p.a_stride, p.a_slot_stride);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!vectors) return launch_shrink<T, 2, false>(p, stream);
@@ -226,8 +197,8 @@ int lora_expand(const LoraExpandParams& p, void* stream) {
   const int64_t blocks = ceil_div(p.tokens, kExpandTokens) * row_tiles;
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(vectors ? expand_kernel<T, true> : expand_kernel<T, false>,
-                  shape(blocks, kExpandThreads, p.pdl), stream, p, row_tiles);
+    return launch(vectors ? expand_kernel<T, true> : expand_kernel<T, false>, blocks,
+                  kExpandThreads, stream, p, row_tiles);
   });
 }
 

@@ -6,5 +6,6 @@ namespace photon::cuda {
 
 int lora_shrink(const LoraShrinkParams& p, void* stream);
 int lora_expand(const LoraExpandParams& p, void* stream);
+int lora_link(const LoraLinkParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -112,6 +112,11 @@ const Arg& Arg::float32() const {
   return *this;
 }
 
+const Arg& Arg::bfloat16() const {
+  if (type_ != ScalarType::BFloat16) fail_dtype("bfloat16");
+  return *this;
+}
+
 const Arg& Arg::int32() const {
   if (type_ != ScalarType::Int) fail_dtype("int32");
   return *this;

@@ -40,6 +40,7 @@ class Arg {
   // --- checks ---
   const Arg& floating() const;                  // float32, float16 or bfloat16
   const Arg& float32() const;                   // float32
+  const Arg& bfloat16() const;                  // bfloat16
   const Arg& int32() const;                     // int32
   const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
   const Arg& rank(int64_t rank, const char* meaning) const;
@@ -62,7 +63,7 @@ class Arg {
   DeviceId device() const { return device_; }
   int64_t size(int64_t dim) const { return sizes_[dim]; }
   int64_t stride(int64_t dim) const { return strides_[dim]; }
-  DType dtype() const;  // after floating() or float32()
+  DType dtype() const;  // after floating(), float32() or bfloat16()
   template <typename T>
   T* data() const {
     return static_cast<T*>(data_);

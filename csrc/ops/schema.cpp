@@ -60,11 +60,15 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
   // lora
   m.def(
-      "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state, "
-      "Tensor? norm_weight=None, float eps=1e-6, bool pdl=False) -> ()");
+      "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state) "
+      "-> ()");
   m.def(
       "lora_expand_(Tensor(a!) out, Tensor h, Tensor b, Tensor decode_meta, Tensor row_state, int "
-      "first_rows, bool pdl=False) -> ()");
+      "first_rows) -> ()");
+  m.def(
+      "lora_link_(Tensor(a!) x, Tensor decode_meta, Tensor row_state, Tensor? before=None, Tensor? "
+      "b=None, int first_rows=0, float? eps=None, Tensor(b!)? act=None, Tensor(c!)? after=None, "
+      "Tensor? a=None, Tensor? norm_weight=None, bool pdl=False) -> ()");
   // spatial
   m.def(
       "spatial_features_into(Tensor(a!) out, Tensor decode_meta, Tensor coordinate, Tensor size, "

@@ -151,6 +151,8 @@ class SizedModel(NamedTuple):
         others = counts + self.automata_bytes(options)
         if options.lora_slots:
             numbers += options.lora_slots * shape.words + tokens * shape.most_columns
+            if self.dtype is torch.bfloat16:
+                others += 4 * tokens * sum(map(shape.sum_words, (True, False)))
             if self.device.type == "cuda":  # the fused layers' own, see Decoder
                 others += 4 * ops.linear_workspace_words(max(tokens, segments), config.hidden)
         if self.region is not None:

@@ -21,13 +21,21 @@ from photon_ext.layout import Count
 from photon_ext.models.attention import DecoderAttention
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import KernelPlan, Way, Ways, plan_for
+from photon_ext.models.kernel_plan import (
+    KernelPlan,
+    Way,
+    Ways,
+    dtype_name,
+    link_misfit,
+    plan_for,
+    target_of,
+)
 from photon_ext.models.region import RegionSteps
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
-    from photon_ext.models.lora import LoraSlots
+    from photon_ext.models.lora import LoraSlots, Place
     from photon_ext.models.region import RegionHeads
     from photon_ext.runtime.step import StepTensors
 
@@ -96,6 +104,8 @@ class Decoder:
         )
         self.page_size, self.num_pages = page_size, num_pages
         self.plan, self.lora = plan or plan_for(config, weights, "portable"), lora
+        target, dtype = target_of(weights.device), dtype_name(weights.dtype)
+        self._has_links = link_misfit(config, target, dtype) is None
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
         self._attention = DecoderAttention(
             config, self._kv, max_len, max_segments, self.plan.hopper
@@ -162,6 +172,8 @@ class Decoder:
             self._region.embed(buffers.residual, step)
         ways = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
         counts, way = step.counts[Count.TOKENS :], ways.of(num_tokens)
+        if way is Way.FUSED and step.lora and not self._has_links:
+            way = Way.OWN
         if way is Way.FUSED:
             self._fused_layers(step, buffers, counts)
         else:
@@ -258,20 +270,20 @@ class Decoder:
         let the next one start, one starts when that has ended.
         """
         residual = buffers.residual
+        self._link(residual, step, None, (0, "qkv"))
         for index, layer in enumerate(self.weights.layers):
-            self._shrink(residual, index, "qkv", step, layer.input_norm, fused=True)
             self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
-            self._expand(buffers.qkv, index, "qkv", step, fused=True)
+            self._link(buffers.qkv, step, (index, "qkv"), None)
             self._attention.run(index, layer, step, buffers, fused=True)
-            self._shrink(buffers.attention, index, "o", step, fused=True)
+            self._link(buffers.attention, step, None, (index, "o"))
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
             )
-            self._expand(residual, index, "o", step, fused=True)
+            self._link(residual, step, (index, "o"), (index, "gate_up"))
             self._fused_gate_up(index, layer, step, buffers, counts)
-            self._shrink(buffers.act, index, "down", step, fused=True)
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
-            self._expand(residual, index, "down", step, fused=True)
+            following = (index + 1, "qkv") if index + 1 < len(self.weights.layers) else None
+            self._link(residual, step, (index, "down"), following)
 
     def _fused_gate_up(
         self,
@@ -281,15 +293,13 @@ class Decoder:
         buffers: Activations,
         counts: torch.Tensor,
     ) -> None:
-        """`buffers.residual` to `buffers.act`: in one op, or with adapters in several, which give
-        rows without one the same bits.
+        """`buffers.residual` to `buffers.act`: in one op, or with adapters in two, which give rows
+        without one the same bits.
         """
         if step.lora:
-            norm, residual = layer.post_norm, buffers.residual
-            self._shrink(residual, index, "gate_up", step, norm, fused=True)
-            self._norm_linear(buffers.gate_up, residual, norm, layer.gate_up, counts)
-            self._expand(buffers.gate_up, index, "gate_up", step, fused=True)
-            ops.silu_mul_into(buffers.act, buffers.gate_up)
+            residual, gate_up = buffers.residual, buffers.gate_up
+            self._norm_linear(gate_up, residual, layer.post_norm, layer.gate_up, counts)
+            self._link(gate_up, step, (index, "gate_up"), (index, "down"), buffers.act)
             return
         ops.norm_swiglu_into(
             buffers.act,
@@ -323,29 +333,41 @@ class Decoder:
             workspace=self._linear_workspace,
         )
 
-    def _shrink(
-        self,
-        x: torch.Tensor,
-        index: int,
-        name: str,
-        step: StepTensors,
-        norm: torch.Tensor | None = None,
-        fused: bool = False,
-    ) -> None:
+    def _shrink(self, x: torch.Tensor, index: int, name: str, step: StepTensors) -> None:
         """In a step with adapters, what they make of the input of the linear `name` of layer
-        `index`. Before the linear, which loads its weights meanwhile.
+        `index`.
         """
         if step.lora:
             assert self.lora is not None
-            self.lora.shrink(x, index, name, step, norm, pdl=fused)
+            self.lora.shrink(x, index, name, step)
 
-    def _expand(
-        self, out: torch.Tensor, index: int, name: str, step: StepTensors, fused: bool = False
-    ) -> None:
+    def _expand(self, out: torch.Tensor, index: int, name: str, step: StepTensors) -> None:
         """Adds that to the linear's output."""
         if step.lora:
             assert self.lora is not None
-            self.lora.expand(out, index, name, step, pdl=fused)
+            self.lora.expand(out, index, name, step)
+
+    def _link(
+        self,
+        x: torch.Tensor,
+        step: StepTensors,
+        ended: Place | None,
+        begun: Place | None,
+        act: torch.Tensor | None = None,
+    ) -> None:
+        """In a step with adapters, what they do between the linear `ended`, whose output is `x`,
+        and the linear `begun`, whose input is `act` or x.
+        """
+        if step.lora:
+            assert self.lora is not None
+            self.lora.link(x, step, ended, begun, self._norm_before(begun), act)
+
+    def _norm_before(self, place: Place | None) -> torch.Tensor | None:
+        """The norm of a linear's input, if it has one."""
+        if place is None:
+            return None
+        layer = self.weights.layers[place[0]]
+        return {"qkv": layer.input_norm, "gate_up": layer.post_norm}.get(place[1])
 
 
 def _linear(

@@ -30,6 +30,7 @@ FUSED_TOKENS = 64
 HEAD_DIMS = (64, 96, 128, 256)  # those of split_attention.h and chunk_attention.h
 MOST_SHARERS = 64  # query heads of a KV head: kRows of the small plans in chunk_attention.cu
 COLUMNS = 64  # the widths that the Hopper linears take are multiples of it: hopper_columns.h
+VECTOR = 8  # elements of 16 bytes
 MOST_NORM_COLUMNS = 16384  # and where they normalize at most this: hopper_columns.h
 CHUNK_CAPABILITY = (8, 0)  # from here on chunks attend by matrix instructions
 DTYPES = ("float32", "float16", "bfloat16")
@@ -215,6 +216,18 @@ def chunk_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> s
         sharers = f"{config.q_heads} query heads share {config.kv_heads} KV heads"
         return f"{sharers}, more than {MOST_SHARERS} each"
     return _dtype_misfit(dtype) or _heads_misfit(config)
+
+
+def link_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+    """Of `lora_link_`, which stands between fused linears in steps with adapters; where it does not
+    take the model, such steps go the way OWN. A CPU has it, too.
+    """
+    why = _dtype_misfit(dtype) if target.capability is None else _basic_misfit(target, dtype)
+    if why is not None:
+        return why
+    sizes = "hidden", "q_size", "kv_size", "intermediate"
+    odd = next((name for name in sizes if getattr(config, name) % VECTOR), None)
+    return odd and f"{odd} is {getattr(config, odd)}, not a multiple of {VECTOR}"
 
 
 def hopper_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:

@@ -4,8 +4,8 @@ what the launchers of the ops choose from that.
 For whoever reads it: no step looks here. tests/emulator/test_kernel_table.py compares it with the
 kernels that are launched. What also depends on addresses and strides is left to the ops: those of
 the decoder's own buffers always fit. Steps with adapters have kernels of their own besides
-(shrink and expand), and there SwiGLU is silu_mul; steps whose answers are objects have theirs
-(spatial_features, choose_value).
+(links between fused linears, of which one does SwiGLU; else shrink and expand); steps whose answers
+are objects have theirs (spatial_features, choose_value).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ FAMILIES = (
     "fused_linear",
     "linear",
     "lora",
+    "lora_link",
     "mixed_attention",
     "mlp",
     "norm",

@@ -1,5 +1,7 @@
 """How many pages an engine gets out of the memory there is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -8,7 +10,7 @@ from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.lora import LoraShape
+from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.region import RegionConfig
 
 CPU = torch.device("cpu")
@@ -202,6 +204,17 @@ def test_slots_of_adapters_take_their_memory_from_the_pages(
     assert size(monkeypatch, memory + needed - 2**12, **slots, **sizes) != plain
     with pytest.raises(ConfigError, match="lower lora_slots"):
         size(monkeypatch, memory, lora_slots=100, lora_rank=9, **sizes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_adapters_take_is_what_their_slots_say(dtype: torch.dtype) -> None:
+    target = sizing.SizedModel(CONFIG, dtype, CPU, None)
+    options = EngineOptions(max_rows=4, max_len=100, chunk=8, prefill="separate", lora_slots=2)
+    without = replace(options, lora_slots=0)
+    taken = target.need(options, 4).activations - target.need(without, 4).activations
+    tokens, _ = target.step_size(options, 4)
+    shape = LoraShape(CONFIG, options.lora_rank)
+    assert taken == LoraSlots(shape, 2, tokens, dtype, CPU).nbytes
 
 
 def test_places_of_embeddings_take_their_memory_from_the_pages(

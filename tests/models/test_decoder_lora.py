@@ -132,6 +132,6 @@ def test_a_step_without_adapters_calls_none_of_their_ops(monkeypatch: pytest.Mon
     def refuse(*arguments: object, **named: object) -> None:
         raise AssertionError("an op of adapters was called")
 
-    for name in ("lora_shrink_into", "lora_expand_"):
+    for name in ("lora_shrink_into", "lora_expand_", "lora_link_"):
         monkeypatch.setattr(ops, name, refuse)
     all_steps(decoder, [1, 2, 3])

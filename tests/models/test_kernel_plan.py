@@ -25,6 +25,7 @@ from photon_ext.models.kernel_plan import (
     gpu_target,
     hopper_misfit,
     linears_misfit,
+    link_misfit,
     plan_for,
     plan_kernels,
 )
@@ -208,6 +209,16 @@ def test_attention_takes_fewer_models(changes: dict[str, int], misfit: str) -> N
     config = replace(CONFIG, **changes)
     assert linears_misfit(config, H200, "bfloat16") is None
     assert hopper_misfit(config, H200, "bfloat16") == misfit
+
+
+def test_links_between_fused_linears_take_whole_vectors_of_bfloat16() -> None:
+    """On a GPU that runs the Hopper kernels, and on a CPU."""
+    assert link_misfit(CONFIG, H200, "bfloat16") is None
+    assert link_misfit(CONFIG, Target(), "bfloat16") is None
+    assert link_misfit(CONFIG, Target(), "float32") == "the weights are float32, not bfloat16"
+    assert link_misfit(CONFIG, A100, "bfloat16") == "the device does not run the Hopper kernels"
+    odd = replace(CONFIG, intermediate=324)
+    assert link_misfit(odd, H200, "bfloat16") == "intermediate is 324, not a multiple of 8"
 
 
 def test_an_exact_engine_refuses_what_would_run_portable_kernels_here_and_there(

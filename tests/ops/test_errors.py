@@ -112,7 +112,6 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("lora_shrink_into", {2: narrower}, "a has shape [2, 4, 5], expected [*, *, 6]"),
         ("lora_shrink_into", {3: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
         ("lora_shrink_into", {4: narrower}, "row_state has shape [4, 31], expected [*, 32]"),
-        ("lora_shrink_into", {5: longer}, "norm_weight has shape [7], expected [6] ([k of x])"),
         ("lora_expand_", {2: torch.Tensor.flatten}, "b has shape [40], expected 3 dimensions"),
         (
             "lora_expand_",
@@ -124,6 +123,20 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             {5: 5},
             "first_rows is 5, expected so many of the 10 rows of b that the rest is 2 equal parts",
         ),
+        (
+            "lora_link_",
+            {3: None},
+            "before goes with b, and after with a: give both or neither",
+        ),
+        ("lora_link_", {3: None, 4: None}, "act goes with b"),
+        ("lora_link_", {0: torch.Tensor.float}, "x has dtype float32, expected bfloat16"),
+        ("lora_link_", {0: narrower}, "x is not made of whole vectors: its address, width and"),
+        ("lora_link_", {3: narrower}, "before has 19 columns, expected 4 more than a multiple of"),
+        ("lora_link_", {5: 17}, "first_rows is 17, expected so many of the 16 rows of b that"),
+        ("lora_link_", {7: None}, "a follows one part, or act"),
+        ("lora_link_", {8: narrower}, "after has shape [1, 3, 11], expected [1, 3, 12]"),
+        ("lora_link_", {9: lambda a: a[:, :, :7]}, "a has shape [2, 8, 7], expected [2, *, 8]"),
+        ("lora_link_", {10: longer}, "norm_weight has shape [9], expected [8] ([columns of a])"),
         (
             "spatial_features_into",
             {0: lambda x: x[:, :11].contiguous()},

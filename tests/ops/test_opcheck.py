@@ -183,13 +183,22 @@ def lora_rows(device: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def lora_shrink(device: str, size: int) -> Arguments:
     out, x = (floats(size, width, device=device, seed=width) for width in (4, 6))
-    a, norm = floats(2, 4, 6, device=device, seed=1), floats(6, device=device, seed=3)
-    return out, x, a, *lora_rows(device, size), norm, 1e-5
+    return out, x, floats(2, 4, 6, device=device, seed=1), *lora_rows(device, size)
 
 
 def lora_expand(device: str, size: int) -> Arguments:
     out, h = (floats(size, width, device=device, seed=width) for width in (10, 6))
     return out, h, floats(2, 10, 2, device=device, seed=1), *lora_rows(device, size), 4
+
+
+def lora_link(device: str, size: int) -> Arguments:
+    """All that it does: gate and up of 8 columns each, ranks of 8."""
+    bf16 = torch.bfloat16
+    x, act = (floats(size, width, device=device, seed=width).to(bf16) for width in (16, 8))
+    b, a = (floats(2, *shape, device=device, seed=1).to(bf16) for shape in ((16, 8), (8, 8)))
+    before = floats(1, size, 20, device=device, seed=2).abs()
+    after, norm = floats(1, size, 12, device=device), floats(8, device=device, seed=3).to(bf16)
+    return x, *lora_rows(device, size), before, b, 8, 1e-5, act, after, a, norm
 
 
 def spatial_features(device: str, size: int) -> Arguments:
@@ -286,6 +295,7 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "norm_swiglu_into": norm_swiglu,
     "lora_shrink_into": lora_shrink,
     "lora_expand_": lora_expand,
+    "lora_link_": lora_link,
     "spatial_features_into": spatial_features,
     "choose_value_": choose_value,
     "rope_append_kv_": rope_append_kv,

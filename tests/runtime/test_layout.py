@@ -73,6 +73,8 @@ def test_constants_are_the_headers() -> None:
     assert meta["kCountsSize"] == layout.COUNTS_SIZE
     assert len(layout.Count) == layout.COUNTS_SIZE
     assert meta["kNoToken"] == layout.NO_TOKEN
+    link = enums("lora.h")
+    assert (link["kLinkColumns"], link["kLinkSpare"]) == (layout.LINK_COLUMNS, layout.LINK_SPARE)
     assert enums("embedding.h")["kFirstEmbed"] == layout.FIRST_EMBED
     assert rows["kRowColumns"] == layout.ROW_COLUMNS
     assert rows["kMaxTables"] == layout.MAX_TABLES

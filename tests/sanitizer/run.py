@@ -38,6 +38,7 @@ TESTS = (
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
     "tests/ops/test_lora.py",
+    "tests/ops/test_lora_link.py",
     "tests/ops/test_spatial.py",
     "tests/ops/test_norm.py",
     "tests/ops/test_mlp.py",

@@ -76,6 +76,22 @@ void complete_vote(unsigned mask, void* const* payloads) {
   for (unsigned bits = mask; bits != 0; bits &= bits - 1) value(__builtin_ctz(bits)) = result;
 }
 
+// Each lane gets the lanes that have its value.
+inline void complete_match(unsigned mask, void* const* payloads) {
+  unsigned values[32] = {};
+  for (unsigned bits = mask; bits != 0; bits &= bits - 1) {
+    const int lane = __builtin_ctz(bits);
+    values[lane] = static_cast<VoteLane*>(payloads[lane])->value;
+  }
+  for (unsigned bits = mask; bits != 0; bits &= bits - 1) {
+    const int lane = __builtin_ctz(bits);
+    unsigned same = 0;
+    for (int other = 0; other < 32; ++other)
+      if ((mask >> other & 1u) != 0 && values[other] == values[lane]) same |= 1u << other;
+    static_cast<VoteLane*>(payloads[lane])->value = same;
+  }
+}
+
 template <Vote kVote>
 unsigned vote(const char* name, unsigned mask, unsigned value, Site site) {
   VoteLane lane{value};
@@ -130,6 +146,12 @@ inline int __any_sync(unsigned mask, int predicate, emulator::Site site = emulat
 }
 inline int __all_sync(unsigned mask, int predicate, emulator::Site site = emulator::here()) {
   return emulator::vote<emulator::Vote::kBallot>("__all_sync", mask, predicate != 0, site) == mask;
+}
+
+inline unsigned __match_any_sync(unsigned mask, int value, emulator::Site site = emulator::here()) {
+  emulator::VoteLane lane{static_cast<unsigned>(value)};
+  emulator::collective("__match_any_sync", mask, &lane, emulator::complete_match, site);
+  return lane.value;
 }
 
 #define PHOTON_REDUCE(name, T, kVote)                                          \
