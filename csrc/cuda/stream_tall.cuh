@@ -1,11 +1,11 @@
 // The Hopper linears for many tokens.
 //
 // A tile is 128 tokens by some rows of the weight. Two warp groups multiply it, 64 tokens each: the
-// tokens are the left operand of the matrix instruction, the rows the right one. A warp of a third
-// group, which leaves most of its registers to the others, fills a ring in shared memory by tensor
-// copies; a stage is 64 columns of the tile's tokens and rows. A CTA has an SM to itself and takes
-// one tile after the other, those of the same rows one behind the other, so that weights come from
-// memory once. The ring goes on filling while a tile is written out.
+// tokens are the left operand of the matrix instruction, the rows the right one. Two warps of a
+// third group, which leaves most of its registers to the others, fill a ring in shared memory by
+// tensor copies; a stage is 64 columns of the tile's tokens and rows. A CTA has an SM to itself and
+// takes one tile after the other, those of the same rows one behind the other, so that weights come
+// from memory once. The ring goes on filling while a tile is written out.
 //
 // A tile is summed slice by slice: of slice j the columns 64 j + 512 c, chunk after chunk, in one
 // running sum; at the slice's end that is added to the total. These are the sums of the kernels for
@@ -136,7 +136,7 @@ __device__ void run_block(const Params& p) {
   const Deal deal(p, active);
   const int i = static_cast<int>(threadIdx.x);
   if (i < p.stages) {
-    init_barrier(&ring.full[i], 1);
+    init_barrier(&ring.full[i], kFillers);
     init_barrier(&ring.empty[i], kMultipliers / kWarpSize * deal.ctas);
   }
   if (i == kMultipliers) {
@@ -153,14 +153,13 @@ __device__ void run_block(const Params& p) {
     grow_registers<kSumRegisters>();
     multiply_tiles<kRows, kEpilogue>(deal, ring, kept, active);
   } else {
-    Filler<kRows> filler(deal, ring);
     shrink_registers<kFillRegisters>();
-    const bool fills = i < kMultipliers + kWarpSize && is_elected();
-    if (fills) filler.begin();
+    const int warp = (i - kMultipliers) / kWarpSize;
+    if (warp == 0) fill_rows<kRows>(deal, ring);
     wait_for_earlier();
-    if (fills) {
+    if (warp == 1) {
       fence_async_global();
-      filler.run();
+      fill_tokens<kRows>(deal, ring);
     }
     __syncwarp();
   }

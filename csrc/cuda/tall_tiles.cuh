@@ -83,7 +83,7 @@ __device__ inline int end_of_part(const Params& p, int part) {
 // The stages of all tiles of a CTA, in the order in which they are multiplied.
 struct Walk {
   const Deal& deal;
-  int unit, token, row_tile;
+  int unit, token = 0, row_tile = 0;
   int part = 0, slice = 0, column = 0;
 
   __device__ explicit Walk(const Deal& deal) : deal(deal), unit(deal.first) { find_tile(); }
