@@ -27,10 +27,7 @@ namespace link {
 namespace {
 
 constexpr int kWarps = 8, kAdders = kWarps * kWarpSize;
-constexpr int kMeeters = kAdders + kWarpSize;  // one more warp brings the weights
-// And a warp that ends at once: compute-sanitizer takes a barrier of all threads of a CTA for
-// __syncthreads(), which they would have to pass at one place.
-constexpr int kThreads = kMeeters + kWarpSize;
+constexpr int kThreads = kAdders + kWarpSize;    // one more warp brings the weights
 constexpr int kAddersBarrier = 1, kMeeting = 2;  // numbers of barriers
 constexpr int kWarpColumns = kColumns / kWarps;
 constexpr int kTile = 16;  // ranks, or rows of A, of a matrix instruction
@@ -59,7 +56,7 @@ struct Bringer {
     if (slabs < kStages - 1) wait_for_earlier();
     if (slabs == 0) return;
     wait_copies<0>();
-    sync_threads(kMeeting, kMeeters);
+    sync_threads(kMeeting, kThreads);
   }
 
  private:
@@ -105,7 +102,7 @@ struct Bringer {
     if (slabs < kStages - 1) return;
     if (slabs == kStages - 1) wait_for_earlier();
     wait_copies<kStages - 2>();
-    sync_threads(kMeeting, kMeeters);
+    sync_threads(kMeeting, kThreads);
   }
 };
 static_assert(kPieceBytes == kTile * kWarpSize * 16);
@@ -119,7 +116,7 @@ struct Pieces {
   // Valid until the first of another slab. All that the other threads did before is seen behind it.
   __device__ const unsigned char* next() {
     if (piece % kSlabPieces == 0) {
-      sync_threads(kMeeting, kMeeters);
+      sync_threads(kMeeting, kThreads);
       stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     const unsigned char* const at = ring + stage * kSlabBytes + piece % kSlabPieces * kPieceBytes;
@@ -418,7 +415,6 @@ __device__ inline void add(const Params& p, const Groups& groups, Items items, i
 }
 
 __global__ void __launch_bounds__(kThreads, 2) link_kernel(const Params p) {
-  if (threadIdx.x >= kMeeters) return wait_for_earlier();
   const int number = static_cast<int>(p.by_places.divides(blockIdx.x)), window = number * kWindow;
   const Groups groups(p.slots, window, p.tokens, p.act != nullptr);
   const Items items(p, groups, static_cast<int>(blockIdx.x) - number * p.places);
