@@ -56,6 +56,9 @@ TOOLS = {"racecheck": 20, "memcheck": 10, "synccheck": 10}
 # array, and then it fails. A block has up to 41, yet with 64 it ran out of room where kernels that
 # lay them out in several ways had run in one process.
 OPTIONS = {"synccheck": ("--num-cuda-barriers", "256")}
+# What a tool takes for an error and is none: PTX lets the two roles of lora_link arrive at a named
+# barrier by different instructions; synccheck says that some threads have missed the others' one.
+MISJUDGED = {"synccheck": ("tests/ops/test_lora_link.py",)}
 # Only our kernels are looked at, and not those of torch, which the tests' references run.
 KERNELS = ("--kernel-name", "kernel_substring=photon")
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
@@ -125,6 +128,11 @@ class Ended(NamedTuple):
         return None if self.status == 0 else f"exit status {self.status}: a test failed"
 
 
+def judged(tool: str, tests: list[str]) -> list[str]:
+    """Those that a tool can judge."""
+    return [test for test in tests if test not in MISJUDGED.get(tool, ())]
+
+
 def available(tests: list[str]) -> list[str]:
     """Those whose packages are installed; says what is left out."""
     missing = {test: missing_packages(ROOT / test.partition("::")[0]) for test in tests}
@@ -156,7 +164,7 @@ def collected(tests: list[str]) -> int:
 class Pool:
     """Runs parts side by side, `jobs` at most, and ends what still runs when the time is up."""
 
-    def __init__(self, tests: list[str], jobs: int, limit: float, logs: Path) -> None:
+    def __init__(self, tests: dict[str, list[str]], jobs: int, limit: float, logs: Path) -> None:
         self._tests, self._jobs, self._logs = tests, jobs, logs
         self._end = time.monotonic() + limit
         self._running: dict[Part, tuple[subprocess.Popen[bytes], float]] = {}
@@ -181,7 +189,7 @@ class Pool:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self._log(part).open("wb") as log:
             process = subprocess.Popen(
-                part.command(self._tests),
+                part.command(self._tests[part.tool]),
                 cwd=ROOT,
                 env=environment,
                 stdout=log,
@@ -270,21 +278,19 @@ def main(given: list[str] | None = None) -> int:
     )
     args = options.parse_args(given)
     tests = available(args.tests)
-    expected = collected(tests)
+    tests_of = {tool: judged(tool, tests) for tool in args.tools}
+    expected = {tool: collected(judged_tests) for tool, judged_tests in tests_of.items()}
     parts = [
         Part(tool, number + 1, count)
         for tool, count in args.tools.items()
         for number in range(count)
     ]
-    print(
-        f"{expected} tests for each of {', '.join(args.tools)}; {len(parts)} processes; logs in "
-        f"{args.logs}",
-        flush=True,
-    )
-    ended = Pool(tests, args.jobs, args.limit, args.logs).run(parts)
-    clean = bool(expected)
-    for tool in args.tools:
-        text, good = verdict(tool, [part for part in ended if part.part.tool == tool], expected)
+    counts = ", ".join(f"{count} tests for {tool}" for tool, count in expected.items())
+    print(f"{counts}; {len(parts)} processes; logs in {args.logs}", flush=True)
+    ended = Pool(tests_of, args.jobs, args.limit, args.logs).run(parts)
+    clean = all(expected.values())
+    for tool, count in expected.items():
+        text, good = verdict(tool, [part for part in ended if part.part.tool == tool], count)
         print(text)
         clean = clean and good
     return 0 if clean else 1

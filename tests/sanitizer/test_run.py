@@ -63,6 +63,14 @@ def test_all_tools_are_clean_and_say_how_many_tests_ran(sanitize: Run) -> None:
     assert text.count(": clean") == 5 + 3
 
 
+def test_what_a_tool_misjudges_is_left_to_the_others() -> None:
+    tests = list(run.TESTS)
+    for tool, files in run.MISJUDGED.items():
+        assert set(files) <= set(tests)
+        assert [test for test in tests if test not in files] == run.judged(tool, tests)
+    assert run.judged("memcheck", tests) == run.judged("racecheck", tests) == tests
+
+
 def test_synccheck_has_room_for_the_barriers_of_a_block() -> None:
     names = {
         "kMaxStages": "stream_common.cuh",
