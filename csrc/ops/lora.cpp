@@ -164,6 +164,7 @@ void lora_link(const Tensor& x_, const Tensor& decode_meta_, const Tensor& row_s
             .float32()
             .shape({Arg::kAny, tokens, Arg::kAny}, "[chunks, tokens of x, parts x rank + 4]")
             .contiguous());
+    check_vectors(*before.get(), {});
     const Parts parts(*before.get(), before->size(2), kLinkSpare, *b.get(), first_rows);
     p.b = b->data<void>();
     p.before = before->data<float>();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import tempfile
 from contextlib import suppress
 from importlib import metadata
@@ -17,7 +18,8 @@ from photon_ext.sampling.grammar import Grammar
 from photon_ext.sampling.token_automaton import TokenAutomaton, TokenBytes
 
 MOST_BYTES = 256 * 2**20  # of all files; the least recently used go first
-_SUFFIX, _UNFINISHED = ".automaton", ".unfinished"
+_BEGIN, _SUFFIX, _UNFINISHED = "photon-", ".automaton", ".unfinished"
+_OWN = re.compile(rf"[0-9a-f]{{64}}\{_SUFFIX}|{_BEGIN}.*\{_UNFINISHED}")  # names of our files
 _LOG = logging.getLogger("photon_ext")
 
 
@@ -25,7 +27,8 @@ class AutomatonFolder:
     """A file for each automaton, named by a hash of all that it follows from: the form, the
     tokenizer, llguidance's version and that of what is written. Threads and processes may share the
     folder: a file is there as a whole or not at all. What is damaged counts as missing, and what
-    cannot be written is compiled again the next time.
+    cannot be written is compiled again the next time. Files are checked for damage, not for what
+    somebody has forged: let nobody write there whom you do not trust.
     """
 
     def __init__(self, folder: Path, tokenizer: str, most_bytes: int = MOST_BYTES) -> None:
@@ -45,12 +48,13 @@ class AutomatonFolder:
         file = self._file(key)
         try:
             automaton = read_automaton(file.read_bytes(), key, vocabulary, limits)
-            os.utime(file)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             _LOG.warning("%s is not used, and will be written anew: %s", file, error)
             return None
+        with suppress(OSError):  # removed meanwhile, or another user's
+            os.utime(file)
         return automaton
 
     def save(self, grammar: Grammar, automaton: TokenAutomaton) -> None:
@@ -58,9 +62,10 @@ class AutomatonFolder:
         key = self._key(grammar)
         try:
             self._write(self._file(key), automaton_bytes(automaton, key))
-            self._trim()
         except OSError as error:
             _LOG.warning("an automaton is not kept in %s: %s", self._folder, error)
+        with suppress(OSError):
+            self._trim()
 
     def _key(self, grammar: Grammar) -> bytes:
         form = f"{grammar.kind.value}\0{grammar.whitespace}\0{grammar.text}"
@@ -70,9 +75,10 @@ class AutomatonFolder:
         return self._folder / (key.hex() + _SUFFIX)
 
     def _write(self, file: Path, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(_UNFINISHED, dir=self._folder)
+        handle, name = tempfile.mkstemp(_UNFINISHED, _BEGIN, self._folder)
         try:
             with os.fdopen(handle, "wb") as unfinished:
+                os.fchmod(handle, 0o644)  # other users may read it
                 unfinished.write(data)
             os.replace(name, file)
         except BaseException:
@@ -84,7 +90,7 @@ class AutomatonFolder:
         """Removes the least recently used files, and what a process that died has left."""
         found = []
         for file in self._folder.iterdir():
-            if file.suffix in (_SUFFIX, _UNFINISHED):
+            if _OWN.fullmatch(file.name):
                 with suppress(FileNotFoundError):  # another process has removed it
                     status = file.stat()
                     found.append((status.st_mtime, status.st_size, file))
@@ -92,14 +98,17 @@ class AutomatonFolder:
         for _, size, file in sorted(found):
             if total <= self._most_bytes:
                 return
-            file.unlink(missing_ok=True)
-            total -= size
+            with suppress(OSError):  # another user's
+                file.unlink(missing_ok=True)
+                total -= size
 
 
 def made_folder(path: object) -> Path:
     """A folder that can be written into, made if it is missing. Raises ConfigError."""
+    if path == "":
+        raise ConfigError("automata_dir is '', expected a folder's path; '.' is the current one")
     try:
-        folder = Path(path)  # type: ignore[arg-type]
+        folder = Path(path).resolve()  # type: ignore[arg-type]
         folder.mkdir(parents=True, exist_ok=True)
     except (TypeError, ValueError, OSError) as error:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from photon_ext.engine.request import Request
 from photon_ext.errors import EngineDeadError, QueueFull, RequestError, describe
 from photon_ext.sampling import Constraint
+from photon_ext.sampling.bad_words import WithoutSequences
 from photon_ext.scheduling import RequestStats, Sequence
 
 
@@ -102,7 +103,7 @@ class RequestQueue:
         """The request has ended: its place and its constraint object may serve another."""
         with self._lock:
             self._live.discard(sequence.request)
-            self._borrowed.discard(id(sequence.constraint))
+            self._borrowed.discard(id(_lent(sequence.constraint)))
 
     def check_wait(self) -> None:
         """Raises where a wait for a request would be for ever: RequestError, on the engine thread;
@@ -129,7 +130,7 @@ class RequestQueue:
             if self._closing:
                 raise EngineDeadError("the engine is closed; make a new one")
             self._check_room(len(sequences))
-            self._borrow([own for one in sequences if (own := one.constraint) is not None])
+            self._borrow([own for one in sequences if (own := _lent(one.constraint)) is not None])
             self._arrived.put(tuple(sequences))
             # last: where Ctrl-C comes between, no place stays taken by what was not queued
             self._live.update(sequence.request for sequence in sequences)
@@ -178,3 +179,10 @@ class RequestQueue:
                 )
             taken.add(id(constraint))
         self._borrowed = taken
+
+
+def _lent(constraint: Constraint | None) -> Constraint | None:
+    """What a caller may have given: beside bad words of several tokens it stands within another."""
+    return (
+        (constraint.inner or constraint) if isinstance(constraint, WithoutSequences) else constraint
+    )

@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 
-from photon_ext.sampling.byte_automaton import AutomatonLimits, ByteAutomaton
+from photon_ext.sampling.byte_automaton import NO_STATE, AutomatonLimits, ByteAutomaton
 from photon_ext.sampling.token_automaton import StateMasks, TokenAutomaton, TokenBytes
 
 FORMAT = 1  # to be raised where the same form would give another automaton, or other bytes
@@ -39,9 +38,25 @@ def read_automaton(
         with np.load(io.BytesIO(arrays), allow_pickle=False) as found:
             by_bytes = ByteAutomaton(*(found[name] for name in ByteAutomaton._fields))
             masks = StateMasks(*(found[name] for name in StateMasks._fields))
-    except (BadZipFile, KeyError, EOFError) as error:
+        _check(by_bytes, masks)
+    except Exception as error:  # numpy's and zipfile's are many
         raise ValueError(f"it holds no automaton: {error}") from error
     return TokenAutomaton(by_bytes, vocabulary, limits, masks=masks)
+
+
+def _check(by_bytes: ByteAutomaton, masks: StateMasks) -> None:
+    """Raises ValueError: numbers that point nowhere."""
+    states, classes = by_bytes.transitions.shape
+    fits = (
+        by_bytes.classes.shape == (256,)
+        and by_bytes.classes.max() < classes
+        and by_bytes.transitions.min() >= NO_STATE
+        and by_bytes.transitions.max() < states
+        and len(by_bytes.accepting) == len(masks.mask_of) == states
+        and masks.mask_of.max() < len(masks.masks)
+    )
+    if not fits:
+        raise ValueError("its numbers do not fit together")
 
 
 def _digest(key: bytes, arrays: bytes) -> bytes:

@@ -38,7 +38,7 @@ class WithoutSequences:
 
     def __init__(self, sequences: Iterable[tuple[int, ...]], inner: Constraint | None) -> None:
         """`inner`: the other constraint; None: there is none."""
-        self._inner = inner
+        self.inner = inner
         self._endings: dict[int, list[tuple[tuple[int, ...], int]]] = defaultdict(list)
         longest = 0
         for *begin, last in sequences:
@@ -48,16 +48,16 @@ class WithoutSequences:
 
     @property
     def finished(self) -> bool:
-        return self._inner is not None and is_finished(self._inner)
+        return self.inner is not None and is_finished(self.inner)
 
     def advance(self, token: int) -> None:
         self._answer.append(token)
-        if self._inner is not None:
-            self._inner.advance(token)
+        if self.inner is not None:
+            self.inner.advance(token)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        if self._inner is not None:
-            self._inner.fill_bitmask(words)
+        if self.inner is not None:
+            self.inner.fill_bitmask(words)
         else:
             words.cast("B")[:] = b"\xff" * words.nbytes
         for token in self._forbidden():

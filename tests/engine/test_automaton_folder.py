@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import logging
 import os
 from pathlib import Path
 from typing import Any
 
 import llguidance  # noqa: F401  without it these tests are left out
+import numpy as np
 import pytest
 
 from photon_ext.engine import automaton_folder, compiled_grammar
@@ -133,14 +135,48 @@ def test_bytes_are_read_for_their_key_and_within_limits(tmp_path: Path) -> None:
         read_automaton(data, b"another", automaton.vocabulary, limits)
 
 
+@pytest.mark.parametrize("field", ["classes", "transitions", "mask_of", "accepting"])
+def test_numbers_that_point_nowhere_are_no_automaton(field: str, tmp_path: Path) -> None:
+    automaton = compiled(tmp_path)
+    named: dict[str, Any] = automaton.by_bytes._asdict()
+    named |= {"masks": automaton.masks, "mask_of": automaton.mask_of}
+    named[field] = named[field][:0] if field == "accepting" else named[field] + 100
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **named)
+    forged = hashlib.sha256(b"key" + buffer.getvalue()).digest() + buffer.getvalue()
+    with pytest.raises(ValueError, match="its numbers do not fit together"):
+        read_automaton(forged, b"key", automaton.vocabulary, AutomatonLimits())
+
+
+def test_a_file_that_cannot_be_marked_as_used_is_used_all_the_same(
+    tmp_path: Path, compilations: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled(tmp_path)
+
+    def refused(file: Path) -> None:
+        raise PermissionError(file)
+
+    monkeypatch.setattr(os, "utime", refused)
+    compiled(tmp_path)
+    assert len(compilations) == 1
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
 def test_the_least_recently_used_go_first_and_what_a_death_left_behind(tmp_path: Path) -> None:
     automaton = compiled(tmp_path / "other")
     size = len(automaton_bytes(automaton, b""))
-    folder = AutomatonFolder(tmp_path, "a tokenizer", 2 * size + size // 2)
-    left = tmp_path / "left.unfinished"
+    stuck = tmp_path / ("0" * 64 + ".automaton")  # cannot be removed, and keeps nothing else there
+    stuck.mkdir()
+    room = stuck.stat().st_size + 2 * size + size // 2
+    folder = AutomatonFolder(tmp_path, "a tokenizer", room)
+    left = tmp_path / "photon-left.unfinished"
     left.write_bytes(bytes(size))
-    (tmp_path / "mine.txt").write_bytes(bytes(10 * size))
-    os.utime(left, (1, 1))
+    for mine in ("mine.txt", "mine.automaton"):
+        (tmp_path / mine).write_bytes(bytes(10 * size))
+        os.utime(tmp_path / mine, (1, 1))
+    for old in (left, stuck):
+        os.utime(old, (1, 1))
     forms = [grammar("regex")._replace(text=text) for text in "abc"]
     vocabulary, limits = automaton.vocabulary, AutomatonLimits()
 
@@ -157,6 +193,7 @@ def test_the_least_recently_used_go_first_and_what_a_death_left_behind(tmp_path:
     assert folder.load(forms[0], vocabulary, limits) is not None
     assert folder.load(forms[2], vocabulary, limits) is not None
     assert (tmp_path / "mine.txt").exists()
+    assert (tmp_path / "mine.automaton").exists()
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.errors import EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
 from photon_ext.sampling import Constraint, from_allowed_ids
+from photon_ext.sampling.bad_words import WithoutSequences
 from photon_ext.scheduling import Sequence
 
 
@@ -113,3 +114,18 @@ def test_requests_that_a_crash_leaves_are_handed_back_to_be_told() -> None:
     assert {*requests.fail(OSError("no power"))} == {taken.request, left.request}
     with pytest.raises(EngineDeadError, match=r"the engine has crashed \(OSError: no power"):
         requests.post([make()])
+
+
+def test_a_constraint_beside_bad_words_serves_one_request_at_a_time() -> None:
+    constraint, requests = from_allowed_ids([1, 2]), RequestQueue()
+
+    def beside() -> Sequence:
+        return make(WithoutSequences([(1, 2)], constraint))
+
+    first = beside()
+    requests.post([first])
+    for other in (beside(), make(constraint)):
+        with pytest.raises(RequestError, match="already serves another request"):
+            requests.post([other])
+    requests.finish(first)
+    requests.post([beside(), make(WithoutSequences([(1, 2)], None))])

@@ -30,6 +30,11 @@ def narrower(x: torch.Tensor) -> torch.Tensor:
     return x[..., :-1].contiguous()
 
 
+def shifted(x: torch.Tensor) -> torch.Tensor:
+    """The same values, one element behind a whole vector."""
+    return torch.cat([x.new_zeros(1), x.reshape(-1)])[1:].view(x.shape)
+
+
 def longer(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x, x[:1]])
 
@@ -131,6 +136,7 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("lora_link_", {3: None, 4: None}, "act goes with b"),
         ("lora_link_", {0: torch.Tensor.float}, "x has dtype float32, expected bfloat16"),
         ("lora_link_", {0: narrower}, "x is not made of whole vectors: its address, width and"),
+        ("lora_link_", {3: shifted}, "before is not made of whole vectors: its address, width and"),
         ("lora_link_", {3: narrower}, "before has 19 columns, expected 4 more than a multiple of"),
         ("lora_link_", {5: 17}, "first_rows is 17, expected so many of the 16 rows of b that"),
         ("lora_link_", {7: None}, "a follows one part, or act"),
