@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import stat
 import tempfile
 from contextlib import suppress
 from importlib import metadata
@@ -47,7 +48,7 @@ class AutomatonFolder:
         key = self._key(grammar)
         file = self._file(key)
         try:
-            automaton = read_automaton(file.read_bytes(), key, vocabulary, limits)
+            automaton = read_automaton(self._read(file), key, vocabulary, limits)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -73,6 +74,13 @@ class AutomatonFolder:
 
     def _file(self, key: bytes) -> Path:
         return self._folder / (key.hex() + _SUFFIX)
+
+    def _read(self, file: Path) -> bytes:
+        """Raises OSError, or ValueError: it is something else, as a FIFO, where one would wait."""
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > self._most_bytes:
+            raise ValueError(f"it is no regular file of up to {self._most_bytes} bytes")
+        return file.read_bytes()
 
     def _write(self, file: Path, data: bytes) -> None:
         handle, name = tempfile.mkstemp(_UNFINISHED, _BEGIN, self._folder)

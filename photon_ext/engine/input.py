@@ -95,10 +95,11 @@ class InputProcessor:
         options: RequestOptions,
         n: int,
     ) -> list[Sequence]:
-        """``n`` for one prompt, which is encoded once. Raises as `make`."""
+        """``n`` for one prompt, which is encoded once, as its bad words are. Raises as `make`."""
         encoded = self._encoded(prompt, raw, options)
         params = _asked(params, options)
-        return [self._sequence(encoded, params, options, sample) for sample in range(n)]
+        bad = self._bad_words(params.bad_words)
+        return [self._sequence(encoded, params, bad, options, sample) for sample in range(n)]
 
     def make(
         self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
@@ -115,6 +116,7 @@ class InputProcessor:
         self,
         prompt: EncodedPrompt,
         params: SamplingParams,
+        bad: BadWords,
         options: RequestOptions,
         sample: int,
     ) -> Sequence:
@@ -125,7 +127,6 @@ class InputProcessor:
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
-        bad = self._bad_words(params.bad_words)
         row_params = params.row_params(cap, tuple(stops), bad.ids)
         admission = check_admission(self.limits, ids, row_params)
         if embeds is not None:

@@ -289,7 +289,8 @@ def test_constraints_in_turns_with_plain_rows(
     split = {mode: figures["split"] > 0 for mode, figures in modes.items()}
     held = {"grammar", "alone", "one", "callable"}  # by the host
     assert split == {mode: mode in held for mode in constraints.MODES}
-    assert all(0 <= figures["idle"] < 1 for figures in modes.values())
+    # the gap and the step are means of different windows: on a busy machine this may be above 1
+    assert all(figures["idle"] >= 0 for figures in modes.values())
     assert modes["callable"]["work_ms"] > 0.2
     assert modes["callable"]["ms"] > modes["callable"]["work_ms"] / 2
     assert "callable" in capsys.readouterr().out

@@ -135,6 +135,21 @@ def test_bytes_are_read_for_their_key_and_within_limits(tmp_path: Path) -> None:
         read_automaton(data, b"another", automaton.vocabulary, limits)
 
 
+def test_what_is_no_file_or_too_large_is_not_read(
+    tmp_path: Path, compilations: list[object], caplog: pytest.LogCaptureFixture
+) -> None:
+    compiled(tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    os.mkfifo(file)  # whoever opens it waits for a writer
+    compiled(tmp_path)
+    with file.open("wb") as large:
+        large.truncate(2**40)
+    compiled(tmp_path)
+    assert len(compilations) == 3
+    assert caplog.text.count("it is no regular file of up to") == 2
+
+
 @pytest.mark.parametrize("field", ["classes", "transitions", "mask_of", "accepting"])
 def test_numbers_that_point_nowhere_are_no_automaton(field: str, tmp_path: Path) -> None:
     automaton = compiled(tmp_path)
