@@ -99,7 +99,7 @@ class AutomatonFolder:
         found = []
         for file in self._folder.iterdir():
             if _OWN.fullmatch(file.name):
-                with suppress(FileNotFoundError):  # another process has removed it
+                with suppress(OSError):  # removed by another process, or a link to itself
                     status = file.stat()
                     found.append((status.st_mtime, status.st_size, file))
         total = sum(size for _, size, _ in found)

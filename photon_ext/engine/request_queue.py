@@ -183,6 +183,6 @@ class RequestQueue:
 
 def _lent(constraint: Constraint | None) -> Constraint | None:
     """What a caller may have given: beside bad words of several tokens it stands within another."""
-    return (
-        (constraint.inner or constraint) if isinstance(constraint, WithoutSequences) else constraint
-    )
+    if isinstance(constraint, WithoutSequences) and constraint.inner is not None:
+        return constraint.inner
+    return constraint

@@ -190,6 +190,8 @@ def test_the_least_recently_used_go_first_and_what_a_death_left_behind(tmp_path:
     for mine in ("mine.txt", "mine.automaton"):
         (tmp_path / mine).write_bytes(bytes(10 * size))
         os.utime(tmp_path / mine, (1, 1))
+    loop = tmp_path / ("1" * 64 + ".automaton")
+    loop.symlink_to(loop)
     for old in (left, stuck):
         os.utime(old, (1, 1))
     forms = [grammar("regex")._replace(text=text) for text in "abc"]

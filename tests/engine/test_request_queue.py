@@ -116,8 +116,20 @@ def test_requests_that_a_crash_leaves_are_handed_back_to_be_told() -> None:
         requests.post([make()])
 
 
-def test_a_constraint_beside_bad_words_serves_one_request_at_a_time() -> None:
-    constraint, requests = from_allowed_ids([1, 2]), RequestQueue()
+class Empty:
+    """A constraint of the caller's that counts as false."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def advance(self, token: int) -> None: ...
+
+    def fill_bitmask(self, words: memoryview) -> None: ...
+
+
+@pytest.mark.parametrize("constraint", [from_allowed_ids([1, 2]), Empty()], ids=["ids", "empty"])
+def test_a_constraint_beside_bad_words_serves_one_request_at_a_time(constraint: Constraint) -> None:
+    requests = RequestQueue()
 
     def beside() -> Sequence:
         return make(WithoutSequences([(1, 2)], constraint))

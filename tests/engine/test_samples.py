@@ -74,6 +74,21 @@ def test_the_prompt_is_encoded_once_for_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert encoded == ["Hello", "Hi", "Hey"]
 
 
+def test_bad_words_are_encoded_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long list takes a tenth of a second."""
+    encoded: list[str] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, *given: bool) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, *given)
+
+    with engine_on(WatchedDevice(), tokenizer=byte_tokenizer()) as engine:
+        monkeypatch.setattr(Tokenizer, "encode", counted)
+        engine.generate([[1, 2]], SamplingParams(2, bad_words=["xy"]), n=3)
+    assert sorted(encoded) == [" xy", "xy"]
+
+
 def test_without_a_seed_they_differ() -> None:
     with engine_on(WatchedDevice()) as engine:
         found = engine.generate(PROMPTS[:1], SamplingParams(20, temperature=1.0), n=4)
