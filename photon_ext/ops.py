@@ -891,6 +891,7 @@ def paged_attention_into(
     scale: float,
     hopper: bool = False,
     counts: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
     softmax in float32.
@@ -923,9 +924,17 @@ def paged_attention_into(
             the portable kernel leaves out the positions of a page that is none, this one takes
             zeros for their keys and values.
         counts: as in :func:`rope_append_kv_`: out of the leading decode tokens is left as it is.
+        workspace: float32 [words], contiguous, at least :func:`chunk_workspace_words` of one CTA,
+            better of as many as the GPU has SMs. Its owner zeroes it once; then calls of all sizes
+            share it, always as a whole, but never two at a time. With it and `hopper`, GPUs that
+            run the Hopper kernels (hopper_runs) deal the work of a step evenly to all SMs, by
+            another kernel and faster: head_dim 64 or 128, page sizes that are multiples of 16, up
+            to 4,096 tokens. How a context is cut then depends on the whole step, and so do a
+            token's bits. Everywhere else it changes nothing.
     """
     _paged_attention(
-        out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts
+        *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),
+        workspace,
     )
 
 
@@ -1026,6 +1035,19 @@ def fused_attention_decode_into(
             counts,
         )
     )
+
+
+def chunk_workspace_words(head_dim: int, ctas: int) -> int:
+    """Words of a workspace with which :func:`paged_attention_into` runs up to `ctas` CTAs
+    (csrc/common/even_workspace.h: what for).
+
+    ValueError: one of the two is below 1.
+    """
+    if min(head_dim, ctas) < 1:
+        raise ValueError(
+            f"chunk_workspace_words: head_dim {head_dim}, ctas {ctas}; both must be at least 1"
+        )
+    return ctas * (32 + 256 * (head_dim + 2))
 
 
 def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int:

@@ -1078,10 +1078,12 @@ def paged_attention_into(
     scale: float,
     hopper: bool = False,
     counts: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`,
-    but for the decode tokens that counts tell.
+    but for the decode tokens that counts tell. `workspace` changes nothing.
     """
+    del workspace
     own = slice(_decode_tokens(counts, 0), None)
     out[own] = paged_attention(
         q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper

@@ -30,6 +30,8 @@ from photon_ext.models.rope import rope_tables
 
 DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "rope_append_kv_"
 WAYS = ("portable", "hopper")
+CHUNK_WAYS = (*WAYS, "even")  # with a workspace: dealt evenly to all SMs
+EVEN_CTAS = 256  # at least as many as a GPU has SMs
 APPEND_RUNS = 16
 CHECKED_TOKENS = 4  # the reference takes tokens one by one
 
@@ -61,7 +63,7 @@ def chunk_groups(setting: Setting, chunks: list[int], contexts: list[int]) -> It
         sizes = [
             setting._replace(context=context, chunk=chunk, way=way)
             for chunk in chunks
-            for way in WAYS
+            for way in CHUNK_WAYS
             if chunk <= context
         ]
         yield [Plan((CHUNK,), "chunk", at, _chunk, _memory(at)) for at in sizes]
@@ -176,7 +178,12 @@ def _chunk(at: Setting) -> Case:
     meta = at.ints([[7, first + i, first + i + 1, 1] for i in range(chunk)])
     segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
     given = (out, q, pages.k, pages.v, meta, segments)
-    runs = [bind(CHUNK, *given, table, scale, way=at.way) for table in pages.tables]
+    options: dict[str, Any] = {"way": at.way}
+    if at.way == "even":
+        words = ops.chunk_workspace_words(at.config.head_dim, EVEN_CTAS)
+        workspace = torch.zeros(words, dtype=torch.float32, device=at.device)
+        options = {"way": "hopper", "workspace": workspace}
+    runs = [bind(CHUNK, *given, table, scale, **options) for table in pages.tables]
 
     def verify() -> float:
         runs[0]()

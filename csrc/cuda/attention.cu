@@ -4,6 +4,7 @@
 #include "cuda/attend.cuh"
 #include "cuda/chunk_attention.h"
 #include "cuda/element.cuh"
+#include "cuda/even_attention.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/rotate.cuh"
@@ -164,6 +165,8 @@ int launch_attention(const Params& p, void* stream) {
 }  // namespace
 
 int paged_attention(const PagedAttentionParams& p, void* stream) {
+  if (p.hopper && p.workspace != nullptr && even_attention_misfit(p) == nullptr)
+    return even_attention(p, stream);
   if (p.hopper && runs_hopper("paged_attention_into", chunk_attention_misfit(p)))
     return chunk_attention(p, stream);
   return launch_attention(p, stream);

@@ -245,6 +245,12 @@ __device__ inline void async_copy16(void* shared, const void* global, bool valid
 
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
+// Arrives when all copies that this thread has started have arrived.
+__device__ inline void arrive_when_copied(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
 // Waits until at most kPending of this thread's committed groups are under way.
 template <int kPending>
 __device__ inline void wait_copies() {

@@ -1,5 +1,6 @@
 // rope_append_kv_, paged_attention_into, fused_attention_decode_into: all over KV memory in pages.
 #include "common/decode_meta.h"
+#include "common/even_workspace.h"
 #include "common/kv_split.h"
 #include "ops/dispatch.h"
 
@@ -165,7 +166,8 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
 void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache,
                      const Tensor& v_cache, const Tensor& decode_meta_, const Tensor& segments_,
                      const std::optional<Tensor>& page_table, double scale, bool hopper,
-                     const std::optional<Tensor>& counts_) {
+                     const std::optional<Tensor>& counts_,
+                     const std::optional<Tensor>& workspace_) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -185,8 +187,18 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
                       .shape({tokens, q_heads, head_dim}, "the shape of q")
                       .last_contiguous();
   const OptionalArg counts = step_counts(arg, counts_);
-  out.written(
-      {&q, &cache.k, &cache.v, &decode_meta, &segments, cache.page_table.get(), counts.get()});
+  const OptionalArg workspace = arg("workspace", workspace_);
+  if (workspace) {
+    workspace->float32()
+        .rank(1, "[words]")
+        .contiguous()
+        .at_least(0, chunk_workspace_words(head_dim, 1), "chunk_workspace_words of one CTA");
+  }
+  const Arg *table = cache.page_table.get(), *counts_arg = counts.get();
+  out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg});
+  if (workspace) {
+    workspace->written({&out, &q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg});
+  }
 
   PagedAttentionParams p{};
   p.out = out.data<void>();
@@ -194,6 +206,8 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   p.decode_meta = decode_meta.data<int32_t>();
   p.segments = segments.data<int32_t>();
   p.counts = counts.data<int32_t>();
+  p.workspace = workspace.data<float>();
+  p.workspace_words = workspace ? workspace->size(0) : 0;
   p.cache = cache.params();
   p.tokens = tokens;
   p.num_segments = segments.size(0);

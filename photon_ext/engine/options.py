@@ -79,7 +79,8 @@ class EngineOptions:
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
             layers of steps of more than 64 tokens without `exact`, and attends in prefill by matrix
-            instructions (bfloat16, 8.0 or newer). "portable" runs the others. The two sum in
+            instructions (bfloat16, 8.0 or newer), without `exact` by kernels that deal the work of
+            a step evenly. "portable" runs the others. The two sum in
             different orders, and what `exact` promises holds with each of them; with `exact`
             hopper is refused where it does not take the whole model. None: hopper where the device
             runs it and the model is bfloat16.

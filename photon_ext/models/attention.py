@@ -25,9 +25,17 @@ class DecoderAttention:
     """
 
     def __init__(
-        self, config: ModelConfig, kv: KvPool, max_len: int, max_segments: int, hopper: bool
+        self,
+        config: ModelConfig,
+        kv: KvPool,
+        max_len: int,
+        max_segments: int,
+        hopper: bool,
+        even: bool,
     ) -> None:
-        """`max_len`: positions; `max_segments`: of a step; `hopper`: as KernelPlan.hopper."""
+        """`max_len`: positions; `max_segments`: of a step; `hopper`: as KernelPlan.hopper; `even`:
+        as KernelPlan.even, where it takes the model.
+        """
         device = kv.keys[0].device
         self._config, self._kv, self._hopper = config, kv, hopper
         self._scale = config.head_dim**-0.5
@@ -39,7 +47,12 @@ class DecoderAttention:
                 max_segments, config.q_heads, config.kv_heads, config.head_dim
             )
             self._workspace = torch.zeros(words, dtype=torch.float32, device=device)
-        self.nbytes = 0 if self._workspace is None else self._workspace.nbytes
+        self._chunk_workspace: torch.Tensor | None = None
+        if even:
+            words = ops.chunk_workspace_words(config.head_dim, _most_ctas(device))
+            self._chunk_workspace = torch.zeros(words, dtype=torch.float32, device=device)
+        held = self._workspace, self._chunk_workspace
+        self.nbytes = sum(one.nbytes for one in held if one is not None)
 
     def run(
         self,
@@ -154,6 +167,7 @@ class DecoderAttention:
             self._scale,
             hopper=self._hopper,
             counts=counts,
+            workspace=self._chunk_workspace,
         )
 
     def _heads(
@@ -164,3 +178,10 @@ class DecoderAttention:
         heads = buffers.qkv.view(-1, config.q_heads + 2 * config.kv_heads, config.head_dim)
         q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
+
+
+def _most_ctas(device: torch.device) -> int:
+    """How many CTAs of a kernel run that has one on each SM; where there are none, some."""
+    if device.type != "cuda":
+        return 8
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

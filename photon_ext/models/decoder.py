@@ -26,6 +26,7 @@ from photon_ext.models.kernel_plan import (
     Way,
     Ways,
     dtype_name,
+    even_attention_misfit,
     link_misfit,
     plan_for,
     target_of,
@@ -107,8 +108,9 @@ class Decoder:
         target, dtype = target_of(weights.device), dtype_name(weights.dtype)
         self._has_links = link_misfit(config, target, dtype) is None
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
+        even = even_attention_misfit(config, target, dtype, page_size) is None and self.plan.even
         self._attention = DecoderAttention(
-            config, self._kv, max_len, max_segments, self.plan.hopper
+            config, self._kv, max_len, max_segments, self.plan.hopper, even
         )
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device

@@ -28,6 +28,8 @@ OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (c
 # the same with the Hopper linears, which read each weight once for so many tokens
 FUSED_TOKENS = 64
 HEAD_DIMS = (64, 96, 128, 256)  # those of split_attention.h and chunk_attention.h
+# those of even_attention.h; and its pages hold a multiple of so many positions
+EVEN_HEAD_DIMS, EVEN_PAGE = (64, 128), 16
 MOST_SHARERS = 64  # query heads of a KV head: kRows of the small plans in chunk_attention.cu
 COLUMNS = 64  # the widths that the Hopper linears take are multiples of it: hopper_columns.h
 VECTOR = 8  # elements of 16 bytes
@@ -110,6 +112,8 @@ class KernelPlan:
         hopper: attention and sampling ask for their Hopper kernels.
         decode: decode steps.
         chunks: steps with chunks of prompts.
+        even: with `hopper`, attention of chunks deals the work of a step evenly to all SMs, so that
+            a token's bits depend on what else is in the step.
 
     ConfigError: one is of another type.
     """
@@ -117,9 +121,11 @@ class KernelPlan:
     hopper: bool = False
     decode: Ways = Ways()
     chunks: Ways = Ways()
+    even: bool = False
 
     def __post_init__(self) -> None:
         check_flag("KernelPlan: hopper", self.hopper)
+        check_flag("KernelPlan: even", self.even)
         for name, ways in (("decode", self.decode), ("chunks", self.chunks)):
             if not isinstance(ways, Ways):
                 raise ConfigError(f"KernelPlan: {name} is {shown(ways)}; give Ways(...)")
@@ -136,13 +142,14 @@ def plan_kernels(
     use dataclasses.replace.
 
     `backend`: None is hopper where it runs. `exact`: nothing goes through torch, because the order
-    in which its products sum depends on the number of tokens. It does not say whether the Hopper
-    kernels take all of the model, which an exact engine asks: `hopper_misfit` does.
+    in which its products sum depends on the number of tokens, and nothing is dealt evenly, which
+    depends on the step. It does not say whether the Hopper kernels take all of the model, which an
+    exact engine asks: `hopper_misfit` does.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
-    others in a chunk than where it decodes, but no others for what rides beside it. Steps with
-    chunks are fused only where Hopper kernels take all linears. ConfigError: a value that `dtype`,
-    `backend` or `exact` cannot have.
+    others in a chunk than where it decodes, but, unless `even`, no others for what rides beside it.
+    Steps with chunks are fused only where Hopper kernels take all linears. ConfigError: a value
+    that `dtype`, `backend` or `exact` cannot have.
     """
     check_backend(backend)
     check_flag("exact", exact)
@@ -154,7 +161,7 @@ def plan_kernels(
         return KernelPlan(False, plain, plain)
     fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
     fits = linears_misfit(config, target, dtype) is None
-    return KernelPlan(True, fused, fused if fits else plain)
+    return KernelPlan(True, fused, fused if fits else plain, even=torch_too)
 
 
 def plan_for(
@@ -216,6 +223,22 @@ def chunk_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> s
         sharers = f"{config.q_heads} query heads share {config.kv_heads} KV heads"
         return f"{sharers}, more than {MOST_SHARERS} each"
     return _dtype_misfit(dtype) or _heads_misfit(config)
+
+
+def even_attention_misfit(
+    config: ModelConfig, target: Target, dtype: str, page_size: int
+) -> str | None:
+    """Of attention of chunks as KernelPlan.even has it; where it does not take the model, chunks
+    attend as without.
+    """
+    why = chunk_attention_misfit(config, target, dtype) or _basic_misfit(target, dtype)
+    if why is not None:
+        return why
+    if config.head_dim not in EVEN_HEAD_DIMS:
+        return f"head_dim is {config.head_dim}, none of {', '.join(map(str, EVEN_HEAD_DIMS))}"
+    if page_size % EVEN_PAGE:
+        return f"the page size is {page_size}, not a multiple of {EVEN_PAGE}"
+    return None
 
 
 def link_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:

@@ -25,6 +25,7 @@ from photon_ext.models.kernel_plan import (
     Ways,
     chunk_attention_misfit,
     decode_attention_misfit,
+    even_attention_misfit,
     linear_misfit,
     linears_misfit,
 )
@@ -32,6 +33,7 @@ from photon_ext.models.kernel_plan import (
 NARROW_TOKENS = 8  # kTokens of stream_narrow.cuh
 WIDE_TOKENS = 64  # kGroupTokens of stream_linear.cu
 SPLIT_TOKENS = 96  # below kManyTokens of warp_attention.cu
+EVEN_TOKENS = 4096  # kMostItems of even_parts.cuh
 # what that takes: head_dim, query heads of a KV head at most, and pages of multiples of it
 WARP_HEAD_DIM, WARP_SHARERS, WARP_PAGE = 128, 4, 16
 _NO_WORKSPACE = "in groups of 64 tokens, for want of a workspace"
@@ -53,6 +55,7 @@ class Kernel(Enum):
     SPLIT = "split_attention"
     WARP = "warp_attention"
     CHUNK = "chunk_attention"
+    EVEN = "even_attention"
     ATTENTION = "attention"
     SAMPLE = "sample"
     SAMPLE_CLUSTER = "sample (clusters)"
@@ -95,7 +98,8 @@ def kernel_table(setting: Setting) -> list[Entry]:
     """Every op of a step that has a choice, in the order in which they run."""
     entries = []
     for step, ways in (("decode", setting.plan.decode), ("chunks", setting.plan.chunks)):
-        bounds = {NARROW_TOKENS, WIDE_TOKENS, SPLIT_TOKENS, ways.fused_tokens, ways.own_tokens}
+        bounds = {NARROW_TOKENS, WIDE_TOKENS, SPLIT_TOKENS, EVEN_TOKENS}
+        bounds |= {ways.fused_tokens, ways.own_tokens}
         starts = [1, *sorted(bound + 1 for bound in bounds if 0 < bound < ALL)]
         for op, choose in _ops(setting, step, ways).items():
             runs = groupby(starts, choose)
@@ -117,7 +121,7 @@ def _ops(one: Setting, step: str, ways: Ways) -> dict[str, Callable[[int], Chose
     }
     if step == "chunks":
         attention = {
-            "attention of chunks": lambda _: _chunk_attention(one),
+            "attention of chunks": lambda tokens: _chunk_attention(one, tokens),
             "attention of decode rows": attention["attention"],
         }
     inside = one.plan.hopper and step == "decode"
@@ -185,11 +189,18 @@ def _decode_attention(one: Setting, tokens: int) -> Chosen:
     return Chosen(Kernel.WARP if by_warps else Kernel.SPLIT)
 
 
-def _chunk_attention(one: Setting) -> Chosen:
+def _chunk_attention(one: Setting, tokens: int) -> Chosen:
     if not one.plan.hopper:
         return Chosen(Kernel.ATTENTION)
     misfit = chunk_attention_misfit(one.config, one.target, one.dtype)
-    return Chosen(Kernel.CHUNK if misfit is None else Kernel.ATTENTION, misfit)
+    if misfit is not None:
+        return Chosen(Kernel.ATTENTION, misfit)
+    if not one.plan.even:
+        return Chosen(Kernel.CHUNK)
+    misfit = even_attention_misfit(one.config, one.target, one.dtype, one.page_size)
+    if misfit is None and tokens > EVEN_TOKENS:
+        misfit = f"a step of more than {EVEN_TOKENS} tokens"
+    return Chosen(Kernel.EVEN if misfit is None else Kernel.CHUNK, misfit)
 
 
 def _sampling(one: Setting) -> Chosen:

@@ -29,8 +29,8 @@ from tests.models.harness import Chunk, Harness
 
 given = json.loads(os.environ["GIVEN"])
 config = ModelConfig(Family.QWEN3, *given["shape"])
-hopper, decode, chunks = given["plan"]
-plan = KernelPlan(hopper, Ways(*decode), Ways(*chunks))
+hopper, decode, chunks, even = given["plan"]
+plan = KernelPlan(hopper, Ways(*decode), Ways(*chunks), even)
 weights = random_weights(config, getattr(torch, given["dtype"]))
 decoder = Harness(config, weights, 112, 16, rows=98, max_step_tokens=128, plan=plan)
 library.photon_emulator_take_kernel.restype = ctypes.c_uint64
@@ -119,7 +119,12 @@ def test_the_kernels_of_the_table_are_those_that_run(
     plan = plan_kernels(config, target, dtype, backend, exact)
     entries = kernel_table(Setting(config, target, dtype, plan))
     ways = [(ways.fused_tokens, ways.own_tokens) for ways in (plan.decode, plan.chunks)]
-    given = {"shape": shape, "plan": [plan.hopper, *ways], "dtype": dtype, "tokens": tokens}
+    given = {
+        "shape": shape,
+        "plan": [plan.hopper, *ways, plan.even],
+        "dtype": dtype,
+        "tokens": tokens,
+    }
     library = emulated / "_ops.abi3.so"
     variables = {
         "GIVEN": json.dumps(given),

@@ -24,6 +24,7 @@ FAMILIES = (
     "attention",
     "chunk_attention",
     "embedding",
+    "even_attention",
     "fused_linear",
     "linear",
     "lora",

@@ -22,6 +22,7 @@ from photon_ext.models.kernel_plan import (
     Target,
     Way,
     Ways,
+    even_attention_misfit,
     gpu_target,
     hopper_misfit,
     linears_misfit,
@@ -72,7 +73,8 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     assert runs(entries, step, "norms") == [(1, 64, "-"), (65, None, "rms_norm")]
     assert runs(entries, step, "swiglu") == [(1, 64, "-"), (65, None, "silu_mul")]
     assert runs(entries, step, "sampling") == [(1, None, "sample (clusters)")]
-    assert [entry for entry in entries if entry.why] == []
+    many = [("attention of chunks", 4097, "a step of more than 4096 tokens")]
+    assert [(entry.op, entry.least, entry.why) for entry in entries if entry.why] == many
 
 
 @pytest.mark.parametrize(
@@ -88,9 +90,25 @@ def test_from_97_rows_on_lone_warps_attend_where_heads_have_128_dims(
         expected = [(1, 96, "split_attention"), (97, None, "warp_attention")]
     assert runs(entries, "decode", "attention") == expected
     assert runs(entries, "chunks", "attention of decode rows") == expected
-    assert runs(entries, "chunks", "attention of chunks") == [(1, None, "chunk_attention")]
     assert runs(entries, "decode", "rotation") == [(1, None, "-")]
     assert runs(entries, "chunks", "rotation") == [(1, None, "rope_append_kv")]
+
+
+def test_chunks_attend_in_even_shares_but_where_bits_must_not_depend_on_the_step() -> None:
+    """In pages of whole runs of 16, heads of 64 or 128 dims, and on devices with the kernels."""
+    config = NAMED_SHAPES["qwen3-4b"]
+    op = "chunks", "attention of chunks"
+    plan = plan_kernels(config, H200, "bfloat16")
+    assert plan.even
+    even = [(1, 4096, "even_attention"), (4097, None, "chunk_attention")]
+    assert runs(kernel_table(Setting(config, H200, "bfloat16", plan, 32)), *op) == even
+    otherwise = [(1, None, "chunk_attention")]
+    assert runs(table(config, exact=True), *op) == otherwise
+    assert runs(kernel_table(Setting(config, H200, "bfloat16", plan, 24)), *op) == otherwise
+    assert runs(table(replace(config, head_dim=96)), *op) == otherwise
+    assert not plan_kernels(config, H200, "bfloat16", "portable").even
+    why = even_attention_misfit(config, H200, "bfloat16", 24)
+    assert why == "the page size is 24, not a multiple of 16"
 
 
 def test_lone_warps_need_pages_of_whole_tiles_and_few_query_heads() -> None:
@@ -148,11 +166,13 @@ def test_a_model_whose_linears_do_not_all_fit_is_fused_where_it_decodes_alone() 
     """With portable kernels for those, which say why; in steps with chunks for all."""
     config = replace(CONFIG, q_heads=7, kv_heads=1, head_dim=96)
     entries, why = table(config), "q_size is 672, not a multiple of 64"
-    assert plan_kernels(config, H200, "bfloat16") == KernelPlan(True, Ways(64, 32), Ways(0, 32))
+    plan = KernelPlan(True, Ways(64, 32), Ways(0, 32), even=True)
+    assert plan_kernels(config, H200, "bfloat16") == plan
     assert runs(entries, "decode", "o") == [(1, 64, "tile"), (65, None, "cuBLAS")]
     assert runs(entries, "decode", "down")[0] == (1, 8, "narrow")
     assert runs(entries, "chunks", "down") == [(1, 32, "tile"), (33, None, "cuBLAS")]
-    assert {entry.why for entry in entries} == {None, why}
+    uneven = "head_dim is 96, none of 64, 128"
+    assert {entry.why for entry in entries} == {None, why, uneven}
     assert {entry.op for entry in entries if entry.why and entry.step == "decode"} == {"o"}
 
 
@@ -294,6 +314,7 @@ def test_a_plan_that_is_none_is_refused() -> None:
         (lambda: Ways(own_tokens=2.5), "Ways: own_tokens is 2.5; give an integer from 0 to"),
         (lambda: Ways(True), "Ways: fused_tokens is True; give an integer"),
         (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
+        (lambda: KernelPlan(even=1), "KernelPlan: even is 1; give True or False"),
         (lambda: KernelPlan(decode=8), r"KernelPlan: decode is 8; give Ways\(...\)"),
         (lambda: plan_kernels(CONFIG, H200, "int8"), "dtype is 'int8'; give 'float32', 'float16'"),
         (lambda: plan_kernels(CONFIG, H200, "bfloat16", "fast"), "backend is 'fast'"),

@@ -263,6 +263,7 @@ def paged_attention(device: str, size: int) -> Arguments:
         0.3,
         False,
         ints([size // 2, size, size], device),
+        torch.zeros(ops.chunk_workspace_words(8, 1), device=device),
     )
 
 

@@ -106,6 +106,12 @@ inline void async_copy16(void* shared, const void* global, bool valid,
 
 inline void commit_copies() { emulator::commit_copies(); }
 
+inline void arrive_when_copied(Barrier* barrier, Site site = emulator::here()) {
+  emulator::commit_copies();
+  emulator::wait_copies(0);
+  emulator::arrive(barrier, 0, site);
+}
+
 template <int kPending>
 inline void wait_copies() {
   static_assert(kPending >= 0);
