@@ -213,7 +213,8 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
         queries(num_tokens, group * kv_heads, head_dim, device),
     )
     together = attend(q, cache, *tokens_and_segments(whole, device))
-    for cuts in ([0, 64, 128, 150], [0, 1, 2, 7, 23, 86, 150], [0, 33, 34, 97, 98, 149, 150]):
+    around = [0, 63, 127, 150], [0, 64, 128, 150], [0, 65, 129, 150]  # ends of tiles
+    for cuts in (*around, [0, 1, 2, 7, 23, 86, 150], [0, 33, 34, 97, 98, 149, 150]):
         for begin, end in pairwise(cuts):
             part = attend(
                 q[begin:end],
