@@ -3,7 +3,8 @@
 One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step
 t):
 
-    admit      cancels and passed deadlines are taken, waiting requests get rows and pages
+    admit      cancels and passed deadlines are taken, waiting requests get rows and pages; for as
+               long as step t is going to run anyway, whoever arrives
     plan       who rides in step t+1
     launch     step t+1 is enqueued
     commit     step t is read: tokens in columns, stops, constraints advance
@@ -27,7 +28,7 @@ from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling.mask_threads import MaskThreads
-from photon_ext.scheduling import Deadlines, Planner, Scheduler, Sequence
+from photon_ext.scheduling import Deadlines, LaunchHold, Planner, Scheduler, Sequence
 
 Listener = Callable[[StepOutput], None]
 _LOG = logging.getLogger("photon_ext")
@@ -57,6 +58,7 @@ class EngineLoop:
         meter: Meter,
         masks: MaskThreads,
         embeds: EmbedsMemory,
+        hold: LaunchHold,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -66,6 +68,8 @@ class EngineLoop:
         self._meter = meter
         self._embeds = embeds
         self._deadlines = Deadlines()
+        self._hold = hold
+        self._held_s = 0.0
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
@@ -90,6 +94,12 @@ class EngineLoop:
         clock = self._meter.clock
         self._meter.turn()
         self._admit()
+        self._held_s = self._hold_s()
+        if self._held_s:
+            clock.enter(Phase.DELIVER)
+            self._deliver()  # who has ended meanwhile
+            clock.enter(None)
+            return
         launched = self._launch()
         clock.enter(Phase.DELIVER)
         self._deliver()  # at depth 1: what was committed while nothing ran
@@ -106,7 +116,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
-        arrivals = self._queue.collect(self._has_work)
+        arrivals = self._queue.collect(self._rest_s)
         probe.end()
         for sequence in arrivals.submitted:
             self._scheduler.add(sequence)
@@ -122,6 +132,10 @@ class EngineLoop:
             self._end(sequence, End(FinishReason.TIMEOUT))
         return not arrivals.closing or self._has_work()
 
+    def _rest_s(self) -> float | None:
+        """Seconds for which the loop has nothing to do but what arrives; None: it has no work."""
+        return self._held_s if self._has_work() else None
+
     def _has_work(self) -> bool:
         return bool(
             self._pipeline.busy
@@ -130,6 +144,16 @@ class EngineLoop:
             or self._fresh is not None
             or self._scheduler.waiting_count
         )
+
+    def _hold_s(self) -> float:
+        """Seconds for which the next launch may wait, see LaunchHold. It is not held where nothing
+        runs, or no row has anything to launch.
+        """
+        pipeline, roster = self._pipeline, self._pipeline.roster
+        if not (pipeline.inflight and pipeline.can_launch and (roster.decode or roster.prefill)):
+            return 0.0
+        left_s = self._hold.left_s()
+        return 0.0 if left_s and pipeline.idles else left_s
 
     # --- admit, plan, launch ----------------------------------------------------------------------
 
@@ -170,6 +194,8 @@ class EngineLoop:
         plan = self._planner.plan(pipeline.last_kind)
         clock.enter(Phase.LAUNCH)
         step = pipeline.launch(plan)
+        if step is not None:
+            self._hold.launched(step)
         # if nothing older is in flight; else it has to wait for that commit
         pipeline.finalize(self._fill_mask, self._fill_together)
         return step
@@ -186,6 +212,7 @@ class EngineLoop:
     def _commit(self) -> None:
         result = self._pipeline.commit()
         self._planner.committed(result, self._pipeline.busy)
+        self._hold.committed(result)
         for sequence, event in self._scheduler.advance(result):
             self._take(sequence, event)
         if result.step is not None:

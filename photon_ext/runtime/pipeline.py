@@ -201,6 +201,11 @@ class Pipeline:
         """Steps launched and not yet committed."""
         return len(self._inflight)
 
+    @property
+    def idles(self) -> bool:
+        """Whether the device is done with all steps in flight. Never blocks."""
+        return not self._inflight or self._slots[self._inflight[-1].slot].done()
+
     def check(self, prompt_ids: Iterable[int], params: RowParams) -> Admission:
         """A request that `admit` takes as it is; usable from any thread. Raises as `admit`."""
         return check_admission(self.limits, prompt_ids, params)
