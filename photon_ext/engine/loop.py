@@ -69,7 +69,7 @@ class EngineLoop:
         self._embeds = embeds
         self._deadlines = Deadlines()
         self._hold = hold
-        self._held_s = 0.0
+        self._held = False
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
@@ -94,8 +94,8 @@ class EngineLoop:
         clock = self._meter.clock
         self._meter.turn()
         self._admit()
-        self._held_s = self._hold_s()
-        if self._held_s:
+        self._held = self._hold_s() > 0.0
+        if self._held:
             clock.enter(Phase.DELIVER)
             self._deliver()  # who has ended meanwhile
             clock.enter(None)
@@ -133,8 +133,12 @@ class EngineLoop:
         return not arrivals.closing or self._has_work()
 
     def _rest_s(self) -> float | None:
-        """Seconds for which the loop has nothing to do but what arrives; None: it has no work."""
-        return self._held_s if self._has_work() else None
+        """Seconds for which there is nothing to do but what arrives; None: the loop has no work."""
+        if not self._has_work():
+            return None
+        # without a look at them: who waits may get a row first
+        idle = self._held or not (self._scheduler.waiting_count or self._scheduler.released)
+        return self._hold_s() if idle else 0.0
 
     def _has_work(self) -> bool:
         return bool(

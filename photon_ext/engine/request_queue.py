@@ -79,8 +79,8 @@ class RequestQueue:
         return self._process != os.getpid()
 
     def collect(self, rest: Callable[[], float | None]) -> Arrivals:
-        """Takes everything; where there is nothing, it sleeps for `rest()` seconds, or, if that is
-        None, until there is something.
+        """Takes everything; where there is nothing, it sleeps for `rest()` seconds, and asks again;
+        None: until there is something; 0: no more.
         """
         closing = self._closing  # before the look at what was posted until then
         submitted: list[Sequence] = []
@@ -90,7 +90,8 @@ class RequestQueue:
             try:
                 arrived = self._arrived.get(True, rest_s)
             except Empty:
-                break
+                rest_s = rest()
+                continue
             rest_s = 0.0
             if isinstance(arrived, Request):
                 cancelled.append(arrived)
