@@ -101,8 +101,9 @@ class EngineLoop:
             clock.enter(None)
             return
         launched = self._launch()
-        clock.enter(Phase.DELIVER)
-        self._deliver()  # at depth 1: what was committed while nothing ran
+        if self._fresh is not None or self._undelivered:
+            clock.enter(Phase.DELIVER)
+            self._deliver()  # at depth 1: what was committed while nothing ran
         if launched is None or not self._pipeline.can_launch:
             clock.enter(Phase.COMMIT)
             self._commit()

@@ -9,6 +9,7 @@ from photon_ext.runtime import Step, StepKey, StepResult
 
 LEAST_MARGIN_US = 300.0  # before the running step ends: for late wake-ups, and shorter steps
 RELATIVE_MARGIN = 1 / 16  # the same, of the step's time
+LEAST_STEP_US = 2000.0  # behind shorter ones a wait gains little, and its jitter costs more
 LEAST_HOLD_US = 50.0  # less is not worth a sleep
 WEIGHT = 1 / 64  # of a longer time in a smoothed one; a shorter one counts in full
 # What a launch takes, to a bound that one of a hundred exceeds: raised by such a one, and lowered
@@ -22,8 +23,8 @@ class LaunchHold:
     they are timed. A time is rather too short than too long: then a launch is earlier than it had
     to be, where else the device would wait.
 
-    The margin before the end covers what plan and launch took lately, too. Steps that are not
-    longer than it are followed at once, as are those that nothing is known of.
+    The margin before the end covers what plan and launch took lately, too. Short steps are followed
+    at once, as are those that nothing is known of.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class LaunchHold:
         now = self._clock()
         self._due_ns = now if self._due_ns is None else min(now, self._due_ns)
         expected = self._us.get(_class_of(self._latest))
-        if expected is None:
+        if expected is None or expected < LEAST_STEP_US:
             return 0.0
         margin = LEAST_MARGIN_US + RELATIVE_MARGIN * expected
         due_ns = self._begin_ns + int(1e3 * (expected - margin - self._launch_us))

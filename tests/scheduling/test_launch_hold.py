@@ -89,10 +89,18 @@ def test_nothing_is_held_behind_a_step_that_nothing_is_known_of() -> None:
     assert held.held_us() == 0
 
 
-@pytest.mark.parametrize("us", [100, 500, 560])
-def test_steps_that_are_hardly_longer_than_the_margin_are_followed_at_once(us: float) -> None:
+@pytest.mark.parametrize(("us", "holds"), [(100, False), (1999, False), (2001, True)])
+def test_short_steps_are_followed_at_once(us: float, holds: bool) -> None:
     held = Held()
     held.step(us)
+    held.launch()
+    assert (held.held_us() > 0) is holds
+
+
+def test_nothing_is_held_that_launches_take_too_long_for() -> None:
+    held = Held()
+    for _ in range(20):
+        held.step(2500, launch_us=5000)
     held.launch()
     assert held.held_us() == 0
 
