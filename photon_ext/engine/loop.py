@@ -107,8 +107,7 @@ class EngineLoop:
         if launched is None or not self._pipeline.can_launch:
             clock.enter(Phase.COMMIT)
             self._commit()
-            clock.enter(Phase.FINALIZE)
-            self._pipeline.finalize(self._fill_mask, self._fill_together)
+            self._finalize()
         if self._pipeline.inflight:
             clock.enter(Phase.DELIVER)
             self._deliver()
@@ -154,16 +153,20 @@ class EngineLoop:
         """Seconds for which the next launch may wait, see LaunchHold. It is not held where nothing
         runs, or no row has anything to launch.
         """
-        pipeline, roster = self._pipeline, self._pipeline.roster
-        if not (pipeline.inflight and pipeline.can_launch and (roster.decode or roster.prefill)):
-            return 0.0
         left_s = self._hold.left_s()
-        return 0.0 if left_s and pipeline.idles else left_s
+        if left_s == 0.0:  # first, as it is all that short steps cost
+            return 0.0
+        pipeline, roster = self._pipeline, self._pipeline.roster
+        holds = pipeline.inflight and pipeline.can_launch and (roster.decode or roster.prefill)
+        return left_s if holds and not pipeline.idles else 0.0
 
     # --- admit, plan, launch ----------------------------------------------------------------------
 
     def _admit(self) -> None:
-        self._scheduler.release_all()
+        if self._scheduler.released:
+            self._scheduler.release_all()
+        if not self._scheduler.waiting_count:  # as nearly always
+            return
         for sequence, grant in self._planner.admissions():
             pages, cached, place = grant
             for write in self._scheduler.automata.take_writes():
@@ -202,8 +205,13 @@ class EngineLoop:
         if step is not None:
             self._hold.launched(step)
         # if nothing older is in flight; else it has to wait for that commit
-        pipeline.finalize(self._fill_mask, self._fill_together)
+        self._finalize()
         return step
+
+    def _finalize(self) -> None:
+        if self._pipeline.awaits_masks:  # in an engine without constraints no step ever does
+            self._meter.clock.enter(Phase.FINALIZE)
+            self._pipeline.finalize(self._fill_mask, self._fill_together)
 
     def _fill_together(self, rows: Iterable[Row]) -> None:
         sequences = map(self._scheduler.sequence_of, rows)

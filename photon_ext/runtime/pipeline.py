@@ -202,6 +202,11 @@ class Pipeline:
         return len(self._inflight)
 
     @property
+    def awaits_masks(self) -> bool:
+        """Whether the latest step is not sampled yet: `finalize` is to be called."""
+        return bool(self._inflight) and not self._inflight[-1].finalized
+
+    @property
     def idles(self) -> bool:
         """Whether the device is done with all steps in flight. Never blocks."""
         return not self._inflight or self._slots[self._inflight[-1].slot].done()

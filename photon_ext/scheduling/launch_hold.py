@@ -36,8 +36,9 @@ class LaunchHold:
         self._enabled = enabled
         self._clock = clock
         self._us: dict[tuple[StepKey, int], float] = {}
-        self._latest: Step | None = None
+        self._latest: tuple[StepKey, int] | None = None
         self._begin_ns = 0  # when the latest step began, as far as that can be told
+        self._expected_us = 0.0  # what it takes; 0: that is not known
         self._due_ns: int | None = None  # when the next launch was to begin; None: nobody asked
         self._launch_us = FIRST_LAUNCH_US
 
@@ -45,13 +46,11 @@ class LaunchHold:
         """Seconds for which the launch behind the latest step may wait; ask again then. They are
         few, as the step may end before its time. 0: it is to be launched now.
         """
-        if not self._enabled or self._latest is None:
+        expected = self._expected_us
+        if expected < LEAST_STEP_US:
             return 0.0
         now = self._clock()
         self._due_ns = now if self._due_ns is None else min(now, self._due_ns)
-        expected = self._us.get(_class_of(self._latest))
-        if expected is None or expected < LEAST_STEP_US:
-            return 0.0
         margin = LEAST_MARGIN_US + RELATIVE_MARGIN * expected
         due_ns = self._begin_ns + int(1e3 * (expected - margin - self._launch_us))
         left_us = (due_ns - now) / 1e3
@@ -62,24 +61,31 @@ class LaunchHold:
 
     def launched(self, step: Step) -> None:
         """A step was launched."""
+        if not self._enabled:
+            return
         now = self._clock()
         if self._due_ns is not None:  # a late wake-up is part of what the launch took
             longer = now - self._due_ns > 1e3 * self._launch_us
             self._launch_us *= RAISED if longer else LOWERED
             self._due_ns = None
-        self._latest, self._begin_ns = step, now
+        self._latest, self._begin_ns = _class_of(step), now
+        self._expected_us = self._us.get(self._latest, 0.0)
 
     def committed(self, result: StepResult) -> None:
         """A step was committed: what is in flight behind it runs."""
-        self._begin_ns, self._due_ns = self._clock(), None
         step = result.step
-        if not self._enabled or step is None or step.span is None:
+        if not self._enabled or step is None:
+            return
+        self._begin_ns, self._due_ns = self._clock(), None
+        if step.span is None:
             return
         if result.zombies == step.num_rows:  # a step of dead rows alone ends early
             return
         us, alike = step.span.length_us(), _class_of(step)
         known = self._us.get(alike, us)
-        self._us[alike] = us if us < known else known + WEIGHT * (us - known)
+        self._us[alike] = us = us if us < known else known + WEIGHT * (us - known)
+        if alike == self._latest:
+            self._expected_us = us
 
 
 def _class_of(step: Step) -> tuple[StepKey, int]:

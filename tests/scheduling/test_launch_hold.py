@@ -136,7 +136,8 @@ def test_a_running_step_counts_from_the_commit_of_the_one_before() -> None:
     held.step(8000)
     held.launch()
     held.now += 3000  # the step before still ran for so long
-    held.hold.committed(StepResult())
+    before: Any = FakeStep(MIXED, None)
+    held.hold.committed(StepResult(before))
     assert held.held_us() == pytest.approx(8000 - margin(8000) - held.hold._launch_us, abs=1)
 
 
