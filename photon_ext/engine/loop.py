@@ -107,6 +107,7 @@ class EngineLoop:
         if launched is None or not self._pipeline.can_launch:
             clock.enter(Phase.COMMIT)
             self._commit()
+            clock.enter(Phase.FINALIZE)
             self._finalize()
         if self._pipeline.inflight:
             clock.enter(Phase.DELIVER)
@@ -210,7 +211,6 @@ class EngineLoop:
 
     def _finalize(self) -> None:
         if self._pipeline.awaits_masks:  # in an engine without constraints no step ever does
-            self._meter.clock.enter(Phase.FINALIZE)
             self._pipeline.finalize(self._fill_mask, self._fill_together)
 
     def _fill_together(self, rows: Iterable[Row]) -> None:
