@@ -36,6 +36,7 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import (
+    LaunchHold,
     PagePool,
     Pager,
     Planner,
@@ -194,8 +195,9 @@ class Engine(SpatialSkills):
         planner = Planner(scheduler, pipeline.roster, alone, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
+        hold = LaunchHold(device != "cpu")
         self._loop = EngineLoop(
-            pipeline, scheduler, planner, self._queue, self.meter, masks, memory
+            pipeline, scheduler, planner, self._queue, self.meter, masks, memory, hold
         )
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first

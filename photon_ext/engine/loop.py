@@ -3,7 +3,8 @@
 One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step
 t):
 
-    admit      cancels and passed deadlines are taken, waiting requests get rows and pages
+    admit      cancels and passed deadlines are taken, waiting requests get rows and pages; for as
+               long as step t is going to run anyway, whoever arrives
     plan       who rides in step t+1
     launch     step t+1 is enqueued
     commit     step t is read: tokens in columns, stops, constraints advance
@@ -27,7 +28,7 @@ from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling.mask_threads import MaskThreads
-from photon_ext.scheduling import Deadlines, Planner, Scheduler, Sequence
+from photon_ext.scheduling import Deadlines, LaunchHold, Planner, Scheduler, Sequence
 
 Listener = Callable[[StepOutput], None]
 _LOG = logging.getLogger("photon_ext")
@@ -57,6 +58,7 @@ class EngineLoop:
         meter: Meter,
         masks: MaskThreads,
         embeds: EmbedsMemory,
+        hold: LaunchHold,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -66,6 +68,8 @@ class EngineLoop:
         self._meter = meter
         self._embeds = embeds
         self._deadlines = Deadlines()
+        self._hold = hold
+        self._held = False
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
@@ -90,14 +94,21 @@ class EngineLoop:
         clock = self._meter.clock
         self._meter.turn()
         self._admit()
+        self._held = self._hold_s() > 0.0
+        if self._held:
+            clock.enter(Phase.DELIVER)
+            self._deliver()  # who has ended meanwhile
+            clock.enter(None)
+            return
         launched = self._launch()
-        clock.enter(Phase.DELIVER)
-        self._deliver()  # at depth 1: what was committed while nothing ran
+        if self._fresh is not None or self._undelivered:
+            clock.enter(Phase.DELIVER)
+            self._deliver()  # at depth 1: what was committed while nothing ran
         if launched is None or not self._pipeline.can_launch:
             clock.enter(Phase.COMMIT)
             self._commit()
             clock.enter(Phase.FINALIZE)
-            self._pipeline.finalize(self._fill_mask, self._fill_together)
+            self._finalize()
         if self._pipeline.inflight:
             clock.enter(Phase.DELIVER)
             self._deliver()
@@ -106,7 +117,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
-        arrivals = self._queue.collect(self._has_work)
+        arrivals = self._queue.collect(self._rest_s)
         probe.end()
         for sequence in arrivals.submitted:
             self._scheduler.add(sequence)
@@ -122,6 +133,14 @@ class EngineLoop:
             self._end(sequence, End(FinishReason.TIMEOUT))
         return not arrivals.closing or self._has_work()
 
+    def _rest_s(self) -> float | None:
+        """Seconds for which there is nothing to do but what arrives; None: the loop has no work."""
+        if not self._has_work():
+            return None
+        # without a look at them: who waits may get a row first
+        idle = self._held or not (self._scheduler.waiting_count or self._scheduler.released)
+        return self._hold_s() if idle else 0.0
+
     def _has_work(self) -> bool:
         return bool(
             self._pipeline.busy
@@ -131,10 +150,24 @@ class EngineLoop:
             or self._scheduler.waiting_count
         )
 
+    def _hold_s(self) -> float:
+        """Seconds for which the next launch may wait, see LaunchHold. It is not held where nothing
+        runs, or no row has anything to launch.
+        """
+        left_s = self._hold.left_s()
+        if left_s == 0.0:  # first, as it is all that short steps cost
+            return 0.0
+        pipeline, roster = self._pipeline, self._pipeline.roster
+        holds = pipeline.inflight and pipeline.can_launch and (roster.decode or roster.prefill)
+        return left_s if holds and not pipeline.idles else 0.0
+
     # --- admit, plan, launch ----------------------------------------------------------------------
 
     def _admit(self) -> None:
-        self._scheduler.release_all()
+        if self._scheduler.released:
+            self._scheduler.release_all()
+        if not self._scheduler.waiting_count:  # as nearly always
+            return
         for sequence, grant in self._planner.admissions():
             pages, cached, place = grant
             for write in self._scheduler.automata.take_writes():
@@ -170,9 +203,15 @@ class EngineLoop:
         plan = self._planner.plan(pipeline.last_kind)
         clock.enter(Phase.LAUNCH)
         step = pipeline.launch(plan)
+        if step is not None:
+            self._hold.launched(step)
         # if nothing older is in flight; else it has to wait for that commit
-        pipeline.finalize(self._fill_mask, self._fill_together)
+        self._finalize()
         return step
+
+    def _finalize(self) -> None:
+        if self._pipeline.awaits_masks:  # in an engine without constraints no step ever does
+            self._pipeline.finalize(self._fill_mask, self._fill_together)
 
     def _fill_together(self, rows: Iterable[Row]) -> None:
         sequences = map(self._scheduler.sequence_of, rows)
@@ -186,6 +225,7 @@ class EngineLoop:
     def _commit(self) -> None:
         result = self._pipeline.commit()
         self._planner.committed(result, self._pipeline.busy)
+        self._hold.committed(result)
         for sequence, event in self._scheduler.advance(result):
             self._take(sequence, event)
         if result.step is not None:

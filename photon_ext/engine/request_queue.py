@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from photon_ext.engine.request import Request
@@ -78,15 +78,21 @@ class RequestQueue:
         """Whether this process is a fork: no engine thread runs here, and locks may stay taken."""
         return self._process != os.getpid()
 
-    def collect(self, busy: Callable[[], bool]) -> Arrivals:
-        """Takes everything; unless the engine is `busy` it sleeps until there is something."""
+    def collect(self, rest: Callable[[], float | None]) -> Arrivals:
+        """Takes everything; where there is nothing, it sleeps for `rest()` seconds, and asks again;
+        None: until there is something; 0: no more.
+        """
         closing = self._closing  # before the look at what was posted until then
         submitted: list[Sequence] = []
         cancelled: list[Request] = []
-        sleeps = not closing and not busy()
-        while sleeps or not self._arrived.empty():
-            arrived = self._arrived.get()
-            sleeps = False
+        rest_s = 0.0 if closing else rest()
+        while rest_s != 0.0 or not self._arrived.empty():
+            try:
+                arrived = self._arrived.get(True, rest_s)
+            except Empty:
+                rest_s = rest()
+                continue
+            rest_s = 0.0
             if isinstance(arrived, Request):
                 cancelled.append(arrived)
             else:

@@ -201,6 +201,16 @@ class Pipeline:
         """Steps launched and not yet committed."""
         return len(self._inflight)
 
+    @property
+    def awaits_masks(self) -> bool:
+        """Whether the latest step is not sampled yet: `finalize` is to be called."""
+        return bool(self._inflight) and not self._inflight[-1].finalized
+
+    @property
+    def idles(self) -> bool:
+        """Whether the device is done with all steps in flight. Never blocks."""
+        return not self._inflight or self._slots[self._inflight[-1].slot].done()
+
     def check(self, prompt_ids: Iterable[int], params: RowParams) -> Admission:
         """A request that `admit` takes as it is; usable from any thread. Raises as `admit`."""
         return check_admission(self.limits, prompt_ids, params)

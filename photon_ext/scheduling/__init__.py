@@ -1,6 +1,7 @@
 """Decides: who gets a row and pages, who rides in the next step, and where tokens belong."""
 
 from photon_ext.scheduling.deadlines import Deadlines
+from photon_ext.scheduling.launch_hold import LaunchHold
 from photon_ext.scheduling.pager import Pager
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.planner import Planner
@@ -13,6 +14,7 @@ from photon_ext.scheduling.token_budget import TokenBudget
 __all__ = [
     "Deadlines",
     "FirstCome",
+    "LaunchHold",
     "PagePool",
     "Pager",
     "Planner",

@@ -131,7 +131,7 @@ class Pager:
     def _affordable(self, sequence: Sequence, cached: list[int]) -> int | None:
         """How many pages it gets besides those that are cached."""
         pool, admission = self.pool, sequence.admission
-        available = pool.available - sum(pool.is_cached(page) for page in cached)
+        available = pool.available - pool.count_cached(cached)
         whole = self.pages_for(admission.kv_len) - len(cached)
         if available - self._owed >= whole:
             return whole

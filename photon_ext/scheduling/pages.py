@@ -4,7 +4,7 @@ them. It knows numbers, no memory.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 
 from photon_ext.errors import ConfigError
@@ -28,7 +28,7 @@ class PagePool:
         self.on_evict: Callable[[list[int]], None] = lambda pages: None
         self._free = deque(range(num_pages))
         self._held: set[int] = set()
-        self._other_holders: dict[int, int] = {}  # of a page, besides the first; none: not in here
+        self._other_holders = Counter[int]()  # of a page, besides the first; none: not in here
         self._kept: set[int] = set()  # held or cached pages that become cached, not free
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently released first
 
@@ -52,9 +52,9 @@ class PagePool:
         """Pages that `allocate` could take now."""
         return len(self._free) + len(self._cached)
 
-    def is_cached(self, page: int) -> bool:
-        """Whether the page is kept and nobody holds it."""
-        return page in self._cached
+    def count_cached(self, pages: Iterable[int]) -> int:
+        """How many of the pages are kept and held by nobody."""
+        return sum(map(self._cached.__contains__, pages))
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes ``count`` pages, free ones first, then cached ones, the least recently used first;
@@ -75,12 +75,12 @@ class PagePool:
 
     def share(self, pages: Iterable[int]) -> None:
         """One more row holds these, which are held or cached."""
-        for page in pages:
-            if page in self._held:
-                self._other_holders[page] = self._other_holders.get(page, 0) + 1
-            else:
-                del self._cached[page]
-                self._held.add(page)
+        pages, held = list(pages), self._held
+        self._other_holders.update(filter(held.__contains__, pages))
+        fresh = [page for page in pages if page not in held]
+        for page in fresh:
+            del self._cached[page]
+        held.update(fresh)
 
     def keep(self, pages: Iterable[int], kept: bool = True) -> None:
         """Whether the content of these held pages is kept when nobody holds them any more."""

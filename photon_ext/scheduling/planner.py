@@ -15,6 +15,7 @@ from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
 from photon_ext.scheduling.token_budget import TokenBudget
 
+_NO_GROWTH = Growth()
 ADMISSIONS = 16  # in a turn: more prompts than a step takes, and about a millisecond of work
 
 
@@ -65,7 +66,7 @@ class Planner:
 
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
-        growth = self._scheduler.grow() if self._roster.lacks_pages else Growth()
+        growth = self._scheduler.grow() if self._roster.lacks_pages else _NO_GROWTH
         decode, prefill = self._roster.decode, self._roster.prefill
         if not (prefill or growth.appends or growth.stalled):
             return StepPlan(decode)  # as nearly always

@@ -160,9 +160,12 @@ class Scheduler:
 
     def recall(self) -> None:
         """Those whose pages are written, or who may find a slot now, wait in their places again."""
+        news = self._adapters.news(not self._in_rows)
+        if not self._deferred:  # as nearly always
+            return
         pages = {page for page in self._deferred.values() if page is not None}
         over: set[int | None] = {page for page in pages if self._pager.is_written(page)}
-        if self._adapters.news(not self._in_rows):
+        if news:
             over.add(None)
         if over:
             for sequence in [one for one, page in self._deferred.items() if page in over]:

@@ -35,7 +35,7 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
         taken = queue.SimpleQueue[Sequence]()
 
         def serve() -> None:
-            while not (arrivals := requests.collect(lambda: False)).closing:
+            while not (arrivals := requests.collect(lambda: None)).closing:
                 for sequence in arrivals.submitted:
                     taken.put(sequence)
 
@@ -87,18 +87,35 @@ def test_a_cancel_that_comes_while_arrivals_are_taken_is_not_lost() -> None:
 
     requests._arrived = Arrived()
     early.cancel()
-    first, second = requests.collect(lambda: False), requests.collect(lambda: True)
+    first, second = requests.collect(lambda: None), requests.collect(lambda: 0.0)
     assert [*first.cancelled, *second.cancelled] == [early, late]
+
+
+def test_a_rest_ends_after_its_time_or_with_what_arrives() -> None:
+    requests = RequestQueue()
+    begin = time.monotonic()
+    rests = iter([0.03, 0.02, 0.0])
+    assert requests.collect(lambda: next(rests)).submitted == []
+    assert time.monotonic() - begin >= 0.05
+    sequence = make()
+    timer = threading.Timer(0.05, requests.post, [[sequence]])
+    timer.start()
+    assert requests.collect(lambda: 60.0).submitted == [sequence]
+    timer.join(10)
+    requests.close()
+    asked: list[float] = []
+    assert requests.collect(lambda: asked.append(60.0) or 60.0).closing
+    assert asked == [], "nobody rests at the end"
 
 
 def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_back() -> None:
     requests, constraint = RequestQueue(), from_allowed_ids([1])
     with pytest.raises(RequestError, match="this AllowedIds already serves another request"):
         requests.post([make(constraint), make(constraint)])
-    assert requests.collect(lambda: True).submitted == [], "nothing was queued"
+    assert requests.collect(lambda: 0.0).submitted == [], "nothing was queued"
     first = make(constraint)
     requests.post([first])
-    assert requests.collect(lambda: False).submitted == [first]
+    assert requests.collect(lambda: None).submitted == [first]
     with pytest.raises(RequestError, match="already serves"):
         requests.post([make(constraint)])
     requests.finish(first)
@@ -108,7 +125,7 @@ def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_ba
 def test_requests_that_a_crash_leaves_are_handed_back_to_be_told() -> None:
     requests = RequestQueue()
     requests.post([ended := make(), taken := make()])
-    assert requests.collect(lambda: False).submitted == [ended, taken]
+    assert requests.collect(lambda: None).submitted == [ended, taken]
     requests.finish(ended)
     requests.post([left := make()])
     assert {*requests.fail(OSError("no power"))} == {taken.request, left.request}

@@ -50,6 +50,21 @@ def test_trace_of_the_blocking_loop() -> None:
     ]
 
 
+def test_whether_the_device_idles_and_whether_the_latest_step_awaits_its_masks() -> None:
+    runtime = SimRuntime(depth=2)
+    pipe = pipeline(runtime)
+    assert pipe.idles
+    assert not pipe.awaits_masks
+    pipe.admit((1, 2), RowParams(constrained=True, max_new_tokens=3))
+    pipe.launch()
+    assert pipe.awaits_masks
+    pipe.finalize(lambda row, words: words.__setitem__(0, 2))
+    assert not pipe.awaits_masks
+    assert not pipe.idles
+    runtime.device.synchronize()
+    assert pipe.idles
+
+
 def test_trace_of_ping_pong_on_the_slowest_device() -> None:
     driver = Driver(SimRuntime(depth=2))
     driver.run(Request((1, 2, 3), 4))

@@ -81,7 +81,7 @@ class PoolMachine(RuleBasedStateMachine):
         pool = self.pool
         assert pool.free + pool.held + pool.cached == pool.num_pages
         assert pool.held == len(self.held)
-        assert [page for page in range(PAGES) if pool.is_cached(page)] == sorted(self.cached)
+        assert [page for page in range(PAGES) if pool.count_cached([page])] == sorted(self.cached)
         assert pool.available == pool.free + pool.cached
 
 

@@ -1,0 +1,93 @@
+"""How long the next launch may wait, so that who arrives meanwhile rides in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from photon_ext.runtime import Step, StepKey, StepResult
+
+LEAST_MARGIN_US = 300.0  # before the running step ends: for late wake-ups, and shorter steps
+RELATIVE_MARGIN = 1 / 16  # the same, of the step's time
+LEAST_STEP_US = 2000.0  # behind shorter ones a wait gains little, and its jitter costs more
+LEAST_HOLD_US = 50.0  # less is not worth a sleep
+WEIGHT = 1 / 64  # of a longer time in a smoothed one; a shorter one counts in full
+# What a launch takes, to a bound that one of a hundred exceeds: raised by such a one, and lowered
+# by each other.
+FIRST_LAUNCH_US, RAISED, LOWERED = 200.0, 1.25, 0.9975
+
+
+class LaunchHold:
+    """With two steps in flight whoever arrives waits for both. The device needs the second only
+    when the first ends: so its launch is held until shortly before, by what others like it took, if
+    they are timed. A time is rather too short than too long: then a launch is earlier than it had
+    to be, where else the device would wait.
+
+    The margin before the end covers what plan and launch took lately, too. Short steps are followed
+    at once, as are those that nothing is known of.
+    """
+
+    def __init__(
+        self, enabled: bool = True, clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        """`enabled`: False never holds, as where steps run on the cores that the loop needs to wake
+        up in time. `clock`: nanoseconds.
+        """
+        self._enabled = enabled
+        self._clock = clock
+        self._us: dict[tuple[StepKey, int], float] = {}
+        self._latest: tuple[StepKey, int] | None = None
+        self._begin_ns = 0  # when the latest step began, as far as that can be told
+        self._expected_us = 0.0  # what it takes; 0: that is not known
+        self._due_ns: int | None = None  # when the next launch was to begin; None: nobody asked
+        self._launch_us = FIRST_LAUNCH_US
+
+    def left_s(self) -> float:
+        """Seconds for which the launch behind the latest step may wait; ask again then. They are
+        few, as the step may end before its time. 0: it is to be launched now.
+        """
+        expected = self._expected_us
+        if expected < LEAST_STEP_US:
+            return 0.0
+        now = self._clock()
+        self._due_ns = now if self._due_ns is None else min(now, self._due_ns)
+        margin = LEAST_MARGIN_US + RELATIVE_MARGIN * expected
+        due_ns = self._begin_ns + int(1e3 * (expected - margin - self._launch_us))
+        left_us = (due_ns - now) / 1e3
+        if left_us < LEAST_HOLD_US:
+            return 0.0
+        self._due_ns = due_ns
+        return min(left_us, margin) / 1e6
+
+    def launched(self, step: Step) -> None:
+        """A step was launched."""
+        if not self._enabled:
+            return
+        now = self._clock()
+        if self._due_ns is not None:  # a late wake-up is part of what the launch took
+            longer = now - self._due_ns > 1e3 * self._launch_us
+            self._launch_us *= RAISED if longer else LOWERED
+            self._due_ns = None
+        self._latest, self._begin_ns = _class_of(step), now
+        self._expected_us = self._us.get(self._latest, 0.0)
+
+    def committed(self, result: StepResult) -> None:
+        """A step was committed: what is in flight behind it runs."""
+        step = result.step
+        if not self._enabled or step is None:
+            return
+        self._begin_ns, self._due_ns = self._clock(), None
+        if step.span is None:
+            return
+        if result.zombies == step.num_rows:  # a step of dead rows alone ends early
+            return
+        us, alike = step.span.length_us(), _class_of(step)
+        known = self._us.get(alike, us)
+        self._us[alike] = us = us if us < known else known + WEIGHT * (us - known)
+        if alike == self._latest:
+            self._expected_us = us
+
+
+def _class_of(step: Step) -> tuple[StepKey, int]:
+    """Steps that take about the same: of one key, and of prompt tokens within a factor of two."""
+    return step.key, (sum(chunk.num_tokens for chunk in step.chunks) - 1).bit_length()
