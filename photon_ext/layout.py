@@ -160,7 +160,8 @@ class DeltaTable(IntEnum):
     Attributes:
         BIASES: pairs of an id and the bits of a float32, ids ascending.
         TOKEN_COUNTS: how often each id is in the row's answer; only of rows with penalties.
-        PROMPT_BITS: bit (id & 31) of word (id >> 5): the id is in the prompt; likewise.
+        SEEN_BITS: bit (id & 31) of word (id >> 5): the id is in the prompt, or was counted, where a
+            count has to have its bit; likewise.
     """
 
     ROW_STATE = 0
@@ -168,7 +169,7 @@ class DeltaTable(IntEnum):
     STOP_IDS = 2
     BIASES = 3
     TOKEN_COUNTS = 4
-    PROMPT_BITS = 5
+    SEEN_BITS = 5
 
 
 class RecordFlag(IntEnum):

@@ -195,7 +195,7 @@ def begin_step_(
             [rows, 32], whose rows end where they cannot be fed; page_table int32 [rows, pages per
             row]; stop_ids int32 [rows, stop ids per row]; then extension tables, int32 [rows, words
             of a row] each, the first of which are those of layout.DeltaTable: staged tokens of the
-            answers of rows with penalties are counted in TOKEN_COUNTS.
+            answers of rows with penalties are counted in TOKEN_COUNTS, and get a bit in SEEN_BITS.
         deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 +
             4i...: (table, offset, count, first payload word), where table is a place in tables
             (layout.DeltaTable names the first three), offset and count are words of it, and payload
@@ -259,7 +259,7 @@ def publish_(
 
     Args:
         tables: as in :func:`begin_step_`. row_state is updated: last token, position, remaining,
-            alive; and TOKEN_COUNTS, if it is there, of rows with penalties.
+            alive; and TOKEN_COUNTS and SEEN_BITS, if they are there, of rows with penalties.
         out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens...,
             -1...); flags are layout.RecordFlag.
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
@@ -335,7 +335,7 @@ def sample_into(
             The token is the same.
         tables: as in :func:`begin_step_`, for what rows keep outside of row_state: stop ids, which
             a row below its smallest number of tokens may not sample; biases, and the counts and
-            prompt bits of penalties. None: rows have none of them.
+            seen bits of penalties. None: rows have none of them.
         logprobs: int32 [R, 1 + 2 n], written for segments that are sampled and whose rows ask for
             it: the bits of the float32 log-probability of the sampled id, then the n likeliest ids
             that the row asks for, 20 at most, in order (ties by id), each with the bits of its own;

@@ -325,12 +325,17 @@ def _penalties(state: Tensor) -> tuple[float, float, float] | None:
 
 def _count_tokens(tables: Sequence[Tensor], row: int, tokens: Sequence[int]) -> None:
     """Tokens of the answer of a row with penalties."""
-    counts = _table(tables, DeltaTable.TOKEN_COUNTS)
+    counts, bits = (
+        _table(tables, place) for place in (DeltaTable.TOKEN_COUNTS, DeltaTable.SEEN_BITS)
+    )
     if counts is None or _penalties(tables[DeltaTable.ROW_STATE][row]) is None:
         return
     for token in tokens:
         if 0 <= token < counts.shape[1]:
             counts[row, token] += 1
+            if bits is not None and token >> 5 < bits.shape[1]:
+                bit = 1 << (token & 31)
+                bits[row, token >> 5] |= bit - (1 << 32) if bit >> 31 else bit
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -557,7 +562,7 @@ def adjusted(logits: Tensor, row: int, tables: Sequence[Tensor] | None) -> Tenso
     count = torch.zeros(len(found), dtype=torch.int32, device=found.device)
     counted = min(len(found), counts.shape[1])
     count[:counted] = counts[row, :counted].clamp(min=0)
-    seen = _in_prompt(row, len(found), tables) | (count > 0)
+    seen = _seen(row, len(found), tables) | (count > 0)
     divided = torch.where(found > 0, found / repetition, found * repetition)
     found = torch.where(seen, divided, found)
     # one rounding each, as of a fused multiply-add
@@ -565,9 +570,9 @@ def adjusted(logits: Tensor, row: int, tables: Sequence[Tensor] | None) -> Tenso
     return torch.where(count > 0, lowered, found)
 
 
-def _in_prompt(row: int, vocab: int, tables: Sequence[Tensor]) -> Tensor:
+def _seen(row: int, vocab: int, tables: Sequence[Tensor]) -> Tensor:
     ids = torch.arange(vocab, device=tables[0].device)
-    bits = _table(tables, DeltaTable.PROMPT_BITS)
+    bits = _table(tables, DeltaTable.SEEN_BITS)
     if bits is None:
         return ids < 0
     words = bits[row, (ids >> 5).clamp(max=bits.shape[1] - 1)]

@@ -151,13 +151,14 @@ def _sample(at: Setting, params: RowParams | None = None) -> Case:
 
 
 def _own_tables(at: Setting, params: RowParams) -> list[torch.Tensor]:
-    """Biases, counts and prompt bits of rows whose prompt and answer have some hundred ids."""
+    """Biases, counts and seen bits of rows whose prompt and answer have some hundred ids."""
     rows, vocab, random = at.batch + 1, at.config.vocab, torch.Generator().manual_seed(0)
     counts = torch.zeros(rows, vocab, dtype=torch.int32)
     answer = torch.randint(vocab, (rows, min(vocab, 300)), generator=random)
     counts.scatter_add_(1, answer, torch.ones_like(answer, dtype=torch.int32))
-    bits = prompt_bits(range(0, vocab, 97), vocab)
-    return [at.ints([bias_words(params)] * rows), counts.to(at.device), at.ints([bits] * rows)]
+    prompt = range(0, vocab, 97)
+    bits = [prompt_bits([*prompt, *own.nonzero().flatten().tolist()], vocab) for own in counts]
+    return [at.ints([bias_words(params)] * rows), counts.to(at.device), at.ints(bits)]
 
 
 def _state_case(at: Setting, op: str, written: tuple[int, ...], nbytes: int, *args: Any) -> Case:

@@ -9,13 +9,17 @@
 
 namespace photon {
 
+// What noise is added to; the temperature is above 0.
+PHOTON_HOST_DEVICE inline float scaled_logit(float logit, float temperature) {
+  return logit / temperature;
+}
+
 struct Noise {
   float temperature;  // not above 0: greedy, no noise
   uint32_t seed_low, seed_high, position;
 
   PHOTON_HOST_DEVICE bool greedy() const { return !(temperature > 0.0f); }
-  // What noise is added to.
-  PHOTON_HOST_DEVICE float scaled(float logit) const { return logit / temperature; }
+  PHOTON_HOST_DEVICE float scaled(float logit) const { return scaled_logit(logit, temperature); }
   // By what logits are multiplied where they are scaled at all.
   PHOTON_HOST_DEVICE float scale() const { return greedy() ? 1.0f : 1.0f / temperature; }
   // Of a scaled logit; the id with the largest of these is drawn.

@@ -46,6 +46,10 @@ struct BeginStepParams {
     if (num_tables <= kTableTokenCounts) return {nullptr, 0};
     return {tables[kTableTokenCounts].words, tables[kTableTokenCounts].size / rows};
   }
+  PHOTON_HOST_DEVICE RowWords seen_bits() const {
+    if (num_tables <= kTableSeenBits) return {nullptr, 0};
+    return {tables[kTableSeenBits].words, tables[kTableSeenBits].size / rows};
+  }
 };
 
 struct CarryOverIdsParams {
@@ -69,7 +73,7 @@ struct PublishParams {
   const int32_t* sampled;     // [num_segments]
   const int32_t* segments;    // [num_segments, 4]
   const int32_t* row_errors;  // [num_segments] or null
-  RowWords stop_ids, token_counts;
+  RowWords stop_ids, token_counts, seen_bits;
   AutomataWords automata;
   int64_t rows, num_segments, record_width;
 };
@@ -96,7 +100,7 @@ struct SampleParams {
   const int32_t* row_state;  // [rows, kRowColumns]
   int32_t*
       row_errors;  // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
-  RowWords stop_ids, biases, token_counts, prompt_bits;
+  RowWords stop_ids, biases, token_counts, seen_bits;
   AutomataWords automata;
   int32_t* logprobs;  // [num_segments, logprobs_width] or null
   int64_t logprobs_width;

@@ -1,5 +1,7 @@
 // What a row adds to the logits of single ids, and takes from those that it has had: logit biases,
 // then penalties, in float32.
+//
+// Where a row has seen bits for an id (params.h), an id whose bit is not set has no count.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -27,25 +29,34 @@ PHOTON_HOST_DEVICE inline Penalties load_penalties(const int32_t* row_state, int
           float_word(words, kRowFrequencyPenalty)};
 }
 
-// Where a row counts a token of its answer; null: nowhere.
-PHOTON_HOST_DEVICE inline int32_t* counted_place(const RowWords& token_counts,
-                                                 const int32_t* row_state, int32_t row,
-                                                 int32_t token) {
+// Where a row counts a token of its answer, and where its bit is among the ids that it has had.
+struct TokenPlaces {
+  int32_t* count;  // null: nowhere
+  int32_t* seen;   // the word; null: nowhere
+  int32_t bit;     // of the word
+};
+
+PHOTON_HOST_DEVICE inline TokenPlaces token_places(const RowWords& token_counts,
+                                                   const RowWords& seen_bits,
+                                                   const int32_t* row_state, int32_t row,
+                                                   int32_t token) {
   if (token < 0 || token >= token_counts.width || !load_penalties(row_state, row).on())
-    return nullptr;
-  return row_words(token_counts, row) + token;
+    return {nullptr, nullptr, 0};
+  int32_t* const seen =
+      token / 32 < seen_bits.width ? row_words(seen_bits, row) + token / 32 : nullptr;
+  return {row_words(token_counts, row) + token, seen, static_cast<int32_t>(1u << token % 32)};
 }
 
-// The same of a segment's token that decode_meta has: null for those of the prompt, and for one
+// The same of a segment's token that decode_meta has: nowhere for those of the prompt, and for one
 // that is carried over, which was counted when it was sampled.
-PHOTON_HOST_DEVICE inline int32_t* answer_place(const BeginStepParams& p, const Segment& s,
-                                                int32_t index) {
+PHOTON_HOST_DEVICE inline TokenPlaces answer_places(const BeginStepParams& p, const Segment& s,
+                                                    int32_t index) {
   const int32_t* row = row_words(p.row_state(), s.row);
   if ((s.flags & kSegmentStaged) == 0 || row[kRowPosition] + index < row[kRowAnswerBegin])
-    return nullptr;
+    return {nullptr, nullptr, 0};
   const int64_t token = static_cast<int64_t>(s.first_token) + index;
-  return counted_place(p.token_counts(), p.row_state(), s.row,
-                       p.decode_meta[token * kMetaColumns + kMetaToken]);
+  return token_places(p.token_counts(), p.seen_bits(), p.row_state(), s.row,
+                      p.decode_meta[token * kMetaColumns + kMetaToken]);
 }
 
 // What stands between a row's logits and what is sampled.
@@ -54,8 +65,8 @@ struct Adjustment {
   int32_t num_biases;
   Penalties penalties;
   const int32_t* counts;  // [counted_ids]
-  const int32_t* prompt_bits;
-  int64_t counted_ids, prompt_ids;  // others have none
+  const int32_t* seen_bits;
+  int64_t counted_ids, seen_ids;  // others have none
 
   PHOTON_HOST_DEVICE bool on() const { return num_biases > 0 || counts != nullptr; }
 
@@ -72,22 +83,38 @@ struct Adjustment {
     return begin;
   }
 
-  PHOTON_HOST_DEVICE bool in_prompt(int32_t id) const {
-    return id < prompt_ids && (static_cast<uint32_t>(prompt_bits[id >> 5]) >> (id & 31) & 1u) != 0;
+  // The bits of the 32 ids among which this one is; it is below seen_ids.
+  PHOTON_HOST_DEVICE uint32_t seen_word(int32_t id) const {
+    return static_cast<uint32_t>(seen_bits[id >> 5]);
   }
 
-  PHOTON_HOST_DEVICE float penalized(float logit, int32_t id) const {
-    const int32_t count = id < counted_ids ? counts[id] : 0;
-    if (penalties.repetition > 0.0f && (count > 0 || in_prompt(id)))
+  PHOTON_HOST_DEVICE bool is_seen(int32_t id) const {
+    return id < seen_ids && (seen_word(id) >> (id & 31) & 1u) != 0;
+  }
+
+  PHOTON_HOST_DEVICE int32_t count_of(int32_t id) const {
+    return id < counted_ids ? counts[id] : 0;
+  }
+
+  // Of an id that came so often, and is `seen` where it came or is in the prompt.
+  PHOTON_HOST_DEVICE float penalized(float logit, int32_t count, bool seen) const {
+    if (penalties.repetition > 0.0f && seen)
       logit = logit > 0.0f ? logit / penalties.repetition : logit * penalties.repetition;
     if (count <= 0) return logit;
     return fmaf(-penalties.frequency, static_cast<float>(count), logit) - penalties.presence;
   }
 
-  PHOTON_HOST_DEVICE float adjusted(float logit, int32_t id) const {
+  PHOTON_HOST_DEVICE float biased(float logit, int32_t id) const {
     const int32_t place = bias_place(id);
-    if (place < num_biases && biases[2 * place] == id) logit += float_word(biases, 2 * place + 1);
-    return counts != nullptr ? penalized(logit, id) : logit;
+    const bool has_bias = place < num_biases && biases[2 * place] == id;
+    return has_bias ? logit + float_word(biases, 2 * place + 1) : logit;
+  }
+
+  PHOTON_HOST_DEVICE float adjusted(float logit, int32_t id) const {
+    logit = biased(logit, id);
+    if (counts == nullptr) return logit;
+    const int32_t count = count_of(id);
+    return penalized(logit, count, count > 0 || is_seen(id));
   }
 };
 
@@ -101,9 +128,9 @@ PHOTON_HOST_DEVICE inline Adjustment load_adjustment(const SampleParams& p, int3
   if (p.token_counts.words == nullptr || !found.penalties.on()) return found;
   found.counts = row_words(p.token_counts, row);
   found.counted_ids = p.token_counts.width;
-  if (p.prompt_bits.words == nullptr) return found;
-  found.prompt_bits = row_words(p.prompt_bits, row);
-  found.prompt_ids = p.prompt_bits.width * 32;
+  if (p.seen_bits.words == nullptr) return found;
+  found.seen_bits = row_words(p.seen_bits, row);
+  found.seen_ids = p.seen_bits.width * 32;
   return found;
 }
 

@@ -52,7 +52,8 @@ enum DeltaTable : int32_t {
   kTableStopIds = 2,
   kTableBiases = 3,       // pairs of id and float32 bits, ids ascending
   kTableTokenCounts = 4,  // how often each id is in the row's answer, for rows with penalties
-  kTablePromptBits = 5,   // bit (id & 31) of word (id >> 5): the id is in the prompt; likewise
+  kTableSeenBits = 5,  // bit (id & 31) of word (id >> 5): the id is in the prompt or was counted;
+                       // likewise
   kDeltaTables = 6
 };
 constexpr int32_t kLeastTables = 3;  // that a list has; a row has nothing in those that are missing

@@ -24,6 +24,11 @@ void apply_deltas(const BeginStepParams& p) {
   p.deltas[0] = 0;
 }
 
+void count_token(const TokenPlaces& at) {
+  if (at.count != nullptr) *at.count = wrapping_add(*at.count, 1);
+  if (at.seen != nullptr) *at.seen |= at.bit;
+}
+
 // Fills the tokens of one live segment and returns how far they reach: 1 + the last one. Where a
 // token is missing, the row ends: its tokens stay dead, and the result is 0.
 int64_t fill_segment(const BeginStepParams& p, const Segment& s) {
@@ -37,8 +42,7 @@ int64_t fill_segment(const BeginStepParams& p, const Segment& s) {
     set_token(p.decode_meta, token_index, token, row[kRowPosition] + i, s.row);
   }
   if (!missing) {
-    for (int32_t i = 0; i < count; ++i)
-      if (int32_t* const place = answer_place(p, s, i)) *place = wrapping_add(*place, 1);
+    for (int32_t i = 0; i < count; ++i) count_token(answer_places(p, s, i));
     return last_token(s, p.num_tokens) + 1;
   }
   for (int32_t i = 0; i < count; ++i) clear_token(p.decode_meta, int64_t{s.first_token} + i);
@@ -86,8 +90,7 @@ int32_t accept_token(const PublishParams& p, int32_t row, int32_t token) {
     state[kRowAlive] = 0;
     return flags;
   }
-  if (int32_t* const place = counted_place(p.token_counts, p.row_state, row, token))
-    *place = wrapping_add(*place, 1);
+  count_token(token_places(p.token_counts, p.seen_bits, p.row_state, row, token));
   state[kRowLastToken] = token;
   state[kRowRemaining] = wrapping_add(state[kRowRemaining], -1);
   if (flags == 0 && state[kRowRemaining] <= 0) flags = kRecordLength;

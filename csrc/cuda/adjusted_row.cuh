@@ -6,22 +6,50 @@
 #pragma once
 #include "common/penalties.h"
 #include "cuda/logits_row.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
 
 namespace photon::cuda {
 
-constexpr int kHidingVectors = 8;  // that a thread can have: 262,144 ids of 16 bits in a cluster
-constexpr int kHiddenIds = 1024;   // of a CTA
+// What a CTA has room for: words of 32 ids of its part of the row, and ids on its list. A cluster
+// takes 262,144 ids, of which 8,192 are adjusted.
+template <int kBlocks>
+constexpr int kHidingWords = 8192 / (kBlocks > 1 ? kBlocks : 8);
 
 // In the shared memory of each CTA.
+template <int kBlocks>
 struct HiddenIds {
-  uint32_t count;  // that belong on the list, perhaps more than fit
-  alignas(4) uint8_t of_vector[kHidingVectors][kSampleThreads];  // a bit each id of a vector
-  int32_t ids[kHiddenIds];
-  float scores[kHiddenIds];
+  static constexpr int kMost = kHidingWords<kBlocks>;
 
-  __device__ void put(int32_t id) {
-    const uint32_t at = atomicAdd(&count, 1u);
-    if (at < kHiddenIds) ids[at] = id;
+  uint32_t biased, others;  // that belong on the list, perhaps more than fit; first the biased
+  uint32_t words[kMost];    // the ids of the CTA's part, a bit each
+  int32_t ids[kMost];
+  float scores[kMost];
+
+  __device__ uint32_t count() const { return biased + others; }
+
+  __device__ void put(uint32_t at, int32_t id) {
+    if (at < kMost) ids[at] = id;
+  }
+};
+
+// Where the ids of a CTA's part of a row have their bits. A turn of a thread is one vector.
+template <typename T, int kBlocks>
+struct HidingPlaces {
+  static constexpr int kIds = Vector<T>::kIds, kStep = kBlocks * kSampleThreads;
+  static constexpr int kWordVectors = 32 / kIds, kTurnWords = kSampleThreads / kWordVectors;
+
+  __device__ static int num_words(int32_t vocab) {
+    return static_cast<int>(ceil_div(vocab, kStep * kIds)) * kTurnWords;
+  }
+  // The first id of a word.
+  __device__ static int32_t first_id(int word, int part) {
+    return ((word / kTurnWords * kBlocks + part) * kTurnWords + word % kTurnWords) * 32;
+  }
+  // The CTA that has an id, and the id's word there.
+  __device__ static int part_of(int32_t id) { return id / 32 / kTurnWords % kBlocks; }
+  __device__ static int word_of(int32_t id) {
+    return id / 32 / (kTurnWords * kBlocks) * kTurnWords + id / 32 % kTurnWords;
   }
 };
 
@@ -34,9 +62,15 @@ __device__ __noinline__ float adjusted_score(const Adjustment& adjustment, float
 // A row that is asked for every id.
 template <typename T>
 struct AdjustedRow : Row<T> {
+  using Whole = AdjustedRow;
   static constexpr int kIds = Vector<T>::kIds;
 
-  Adjustment adjustment;
+  const Adjustment& adjustment;
+
+  template <typename Shared>
+  __device__ static AdjustedRow of(const Shared& shared) {
+    return {shared.plan.row(), shared.plan.adjustment};
+  }
 
   __device__ float score(float logit, int32_t id) const {
     return adjusted_score(adjustment, logit, id);
@@ -45,59 +79,48 @@ struct AdjustedRow : Row<T> {
   // Whether a vector's logits are not what is sampled.
   __device__ __noinline__ bool adjusts(int vector) const {
     const int32_t first = vector * kIds, place = adjustment.bias_place(first);
-    return penalized_ids(first) != 0 ||
+    return is_penalized(first) ||
            (place < adjustment.num_biases && adjustment.biases[2 * place] - first < kIds);
   }
 
-  // Which of the ids from `first` on, a vector's, have a count or are in the prompt: a bit each.
-  __device__ uint32_t penalized_ids(int32_t first) const {
-    static_assert(32 % kIds == 0, "a vector's bits are in one word");
-    uint32_t bits = adjustment.counts != nullptr ? counted_ids(first) : 0;
-    if (first < adjustment.prompt_ids)
-      bits |= static_cast<uint32_t>(adjustment.prompt_bits[first >> 5]) >> (first & 31) &
-              ((1u << kIds) - 1);
-    return bits;
-  }
-
  private:
-  __device__ uint32_t counted_ids(int32_t first) const {
-    const int32_t* counts = adjustment.counts + first;
-    uint32_t bits = 0;
-    if (first + kIds <= adjustment.counted_ids && is_vector_aligned(counts)) {
-#pragma unroll
-      for (int i = 0; i < kIds; i += 4) {
-        const int4 four = *reinterpret_cast<const int4*>(counts + i);
-        bits |= ((four.x != 0 ? 1u : 0u) | (four.y != 0 ? 2u : 0u) | (four.z != 0 ? 4u : 0u) |
-                 (four.w != 0 ? 8u : 0u))
-                << i;
-      }
-    } else {
-      for (int i = 0; i < kIds && first + i < adjustment.counted_ids; ++i)
-        bits |= (counts[i] != 0 ? 1u : 0u) << i;
-    }
-    return bits;
+  // Whether one of a vector's ids, from `first` on, has penalties.
+  __device__ bool is_penalized(int32_t first) const {
+    static_assert(32 % kIds == 0, "a vector's bits are in one word");
+    if (first < adjustment.seen_ids)
+      return (adjustment.seen_word(first) >> (first & 31) & Vector<T>::kAll) != 0;
+    for (int64_t id = first; id < first + kIds && id < adjustment.counted_ids; ++id)
+      if (adjustment.counts[id] > 0) return true;
+    return false;
   }
 };
 
 // A row whose adjusted ids are hidden.
 template <typename T, int kBlocks>
 struct HidingRow : Row<T> {
-  static constexpr int kIds = Vector<T>::kIds, kStep = kBlocks * kSampleThreads;
+  using Whole = AdjustedRow<T>;
+  using Places = HidingPlaces<T, kBlocks>;
 
-  const HiddenIds& hidden;
+  const HiddenIds<kBlocks>& hidden;
 
-  // Makes the hidden ids of a vector of this thread -inf.
-  __device__ void hide(Vector<T>& v, int vector) const {
-    const uint32_t bits = hidden.of_vector[vector / kStep][threadIdx.x];
-#pragma unroll
-    for (int i = 0; i < kIds; ++i)
-      if ((bits >> i & 1u) != 0) v.of_id[i] = from_float<T>(-INFINITY);
+  template <typename Shared>
+  __device__ static HidingRow of(const Shared& shared) {
+    return {shared.plan.row(), shared.hidden};
+  }
+
+  // The hidden ids of a vector of this thread, a bit each.
+  __device__ uint32_t hidden_ids(int vector) const {
+    constexpr int kIds = Places::kIds;
+    const int thread = threadIdx.x;
+    const uint32_t word =
+        hidden.words[vector / Places::kStep * Places::kTurnWords + thread / Places::kWordVectors];
+    return word >> (thread % Places::kWordVectors * kIds) & Vector<T>::kAll;
   }
 
   // Calls body(id, score) for the thread's part of those that are hidden.
   template <typename Body>
   __device__ void for_hidden(const Body& body) const {
-    for (uint32_t i = threadIdx.x; i < hidden.count; i += kSampleThreads)
+    for (uint32_t i = threadIdx.x; i < hidden.count(); i += kSampleThreads)
       body(hidden.ids[i], hidden.scores[i]);
   }
 };
@@ -105,72 +128,102 @@ struct HidingRow : Row<T> {
 // Finds the adjusted ids of the CTA's part of the row.
 template <typename T, int kBlocks>
 struct Hiding {
-  static constexpr int kIds = Vector<T>::kIds, kStep = kBlocks * kSampleThreads;
-  static constexpr int kAtOnce = 2;  // vectors whose loads are under way together
+  using Places = HidingPlaces<T, kBlocks>;
 
-  const AdjustedRow<T>& row;
+  const Row<T>& row;
+  const Adjustment& adjustment;
   const int part;  // which CTA of the row's
-  HiddenIds& found;
+  HiddenIds<kBlocks>& found;
 
-  // All threads of the CTA call it; false: they are too many.
+  // All threads of the CTA call it; false: they are too many, or the row is too long, or there are
+  // ids whose bits are not kept. A thread has left the scores that it passes in for_hidden().
   __device__ bool all() const {
-    if (ceil_div(row.vocab, kIds) > kHidingVectors * kStep) return false;
-    if (threadIdx.x == 0) found.count = 0;
+    const int64_t counted = min(adjustment.counted_ids, static_cast<int64_t>(row.vocab));
+    if (Places::num_words(row.vocab) > found.kMost || counted > adjustment.seen_ids) return false;
+    if (threadIdx.x == 0) found.biased = found.others = 0;
+    put_biased();
     __syncthreads();
     put_penalized();
     __syncthreads();
-    put_biased();
-    __syncthreads();
-    if (found.count > kHiddenIds) return false;
-    for (uint32_t i = threadIdx.x; i < found.count; i += kSampleThreads)
-      found.scores[i] = row.score(to_float(row.logits[found.ids[i]]), found.ids[i]);
-    __syncthreads();
+    if (found.count() > found.kMost) return false;
+    const bool has_counts = adjustment.counts != nullptr;
+    for (uint32_t i = threadIdx.x; i < found.count(); i += kSampleThreads) {
+      const int32_t id = found.ids[i], count = has_counts ? adjustment.count_of(id) : 0;
+      const bool is_biased = i < found.biased;
+      float score = to_float(row.logits[id]);
+      if (is_biased) score = adjustment.biased(score, id);
+      if (has_counts)
+        score = adjustment.penalized(score, count, !is_biased || adjustment.is_seen(id));
+      found.scores[i] = score;
+    }
     return true;
   }
 
  private:
-  __device__ int vector_of(int k) const {
-    return k * kStep + part * kSampleThreads + static_cast<int>(threadIdx.x);
+  // The bits of those ids of a word that have penalties.
+  __device__ uint32_t penalized_ids(int32_t first) const {
+    const int32_t left = row.vocab - first;
+    if (left <= 0 || first >= adjustment.seen_ids) return 0;
+    const uint32_t bits = adjustment.seen_word(first);
+    return left < 32 ? bits & ((1u << left) - 1) : bits;
   }
 
   __device__ void put_penalized() const {
-    const int vectors = static_cast<int>(ceil_div(row.vocab, kIds));
-#pragma unroll 1
-    for (int from = 0; from * kStep + part * kSampleThreads < vectors; from += kAtOnce) {
-      uint32_t bits[kAtOnce];
+    constexpr int kOwn = HiddenIds<kBlocks>::kMost / kSampleThreads;
+    uint32_t bits[kOwn];
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-        bits[k] = vector_of(from + k) < vectors ? row.penalized_ids(vector_of(from + k) * kIds) : 0;
+    for (int i = 0; i < kOwn; ++i)
+      bits[i] = penalized_ids(Places::first_id(i * kSampleThreads + threadIdx.x, part));
 #pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int32_t first = vector_of(from + k) * kIds, left = row.vocab - first;
-        if (left > 0 && left < kIds) bits[k] &= (1u << left) - 1;
-        if (left > 0) found.of_vector[from + k][threadIdx.x] = static_cast<uint8_t>(bits[k]);
-        for (; bits[k] != 0; bits[k] &= bits[k] - 1)
-          found.put(first + __ffs(static_cast<int>(bits[k])) - 1);
-      }
-      __syncwarp();  // who had nothing to put has waited for the others
+    for (int i = 0; i < kOwn; ++i) {
+      const int word = i * kSampleThreads + threadIdx.x;
+      const uint32_t more = adjustment.num_biases > 0 ? bits[i] & ~found.words[word] : bits[i];
+      found.words[word] = adjustment.num_biases > 0 ? bits[i] | found.words[word] : bits[i];
+      put_bits(more, Places::first_id(word, part));
     }
+  }
+
+  // Lists the ids from `first` on whose bits are set. All lanes of a warp call it.
+  __device__ void put_bits(uint32_t bits, int32_t first) const {
+    if (__any_sync(kFullWarp, bits != 0) == 0) return;
+    const int lane = threadIdx.x % kWarpSize, own = __popc(bits);
+    int sum = own;  // of the lanes up to this one
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const int below = __shfl_up_sync(kFullWarp, sum, offset);
+      if (lane >= offset) sum += below;
+    }
+    uint32_t at = 0;
+    if (lane == kWarpSize - 1)
+      at = found.biased + atomicAdd(&found.others, static_cast<uint32_t>(sum));
+    at = __shfl_sync(kFullWarp, at, kWarpSize - 1) + sum - own;
+    for (; bits != 0; bits &= bits - 1) found.put(at++, first + __ffs(static_cast<int>(bits)) - 1);
+    __syncwarp();  // who had nothing to put has waited for the others
   }
 
   // A bias's id may be any number.
   __device__ void put_biased() const {
-    for (int i = threadIdx.x; i < row.adjustment.num_biases; i += kSampleThreads) {
-      const int32_t id = row.adjustment.biases[2 * i];
-      if (id < 0 || id >= row.vocab) continue;
-      const int vector = id / kIds, place = vector % kStep - part * kSampleThreads;
-      if (place < 0 || place >= kSampleThreads) continue;  // another CTA's
-      uint8_t* bytes = found.of_vector[vector / kStep] + place / 4 * 4;
-      const uint32_t bit = 1u << (place % 4 * 8 + id % kIds);
-      if ((atomicOr(reinterpret_cast<uint32_t*>(bytes), bit) & bit) == 0) found.put(id);
+    if (adjustment.num_biases == 0) return;
+    for (int word = threadIdx.x; word < found.kMost; word += kSampleThreads) found.words[word] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < adjustment.num_biases; i += kSampleThreads) {
+      const int32_t id = adjustment.biases[2 * i];
+      if (id < 0 || id >= row.vocab || Places::part_of(id) != part) continue;
+      const uint32_t bit = 1u << id % 32;
+      if ((atomicOr(&found.words[Places::word_of(id)], bit) & bit) == 0)
+        found.put(atomicAdd(&found.biased, 1u), id);
     }
   }
 };
 
 // Not inlined, so that it has all registers.
-template <typename T, int kBlocks>
-__device__ __noinline__ bool hide_adjusted(const AdjustedRow<T>& row, int part, HiddenIds& found) {
-  return Hiding<T, kBlocks>{row, part, found}.all();
+template <typename T, int kBlocks, typename Shared>
+__device__ __noinline__ bool hide_adjusted() {
+  Shared& shared = shared_as<Shared>();
+  const Row<T> row = shared.plan.row();
+  const int part = part_of_row<kBlocks>();
+  prefetch_row(row, own_vectors<kBlocks>(part));
+  return Hiding<T, kBlocks>{row, shared.plan.adjustment, part, shared.hidden}.all();
 }
 
 // The lowest id of a vector whose logit is this one and that is not hidden.
@@ -178,7 +231,7 @@ template <typename AnyRow>
 __device__ int32_t shown_with(const AnyRow& row, float logit, int vector) {
   using V = Vector<typename AnyRow::Element>;
   V v = load_vector<false>(row, vector);
-  row.hide(v, vector);
+  v.hide(row.hidden_ids(vector));
   int32_t id = vector * V::kIds;
 #pragma unroll
   for (int i = V::kIds - 1; i >= 0; --i)
@@ -197,14 +250,14 @@ __device__ Candidate greedy_best(const AnyRow& row, ThreadVectors share) {
     best = {score, id};
     vector_of_best = -1;
   };
-  for_shown(
+  for_shown<kScoreLoads>(
       row, share,
       [&](const V& v, int vector) {  // for now by the vector's first id
         if (const float score = largest(v); score > best.score) {
           best = {score, vector * V::kIds};
           vector_of_best = vector;
         }
-        return true;
+        return 0u;
       },
       take);
   if (vector_of_best >= 0) best.id = shown_with(row, best.score, vector_of_best);

@@ -5,6 +5,7 @@
 #include "common/noise.h"
 #include "cuda/filter_search.cuh"
 #include "cuda/logits_row.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/row_reduce.cuh"
 #include "cuda/scaled_row.cuh"
@@ -52,51 +53,63 @@ struct FilterList {
       all = block_total(all, shared.sum_of_warp[0]);
       listed = block_total(listed, shared.sum_of_warp[1]);
     }
-    if (!listing.close(all, listed)) return false;
+    if (by_mass()) listing.put_sums(all, listed);
+    if (!listing.close()) return false;
     return !by_mass() || listing.sum(1) >= needed_mass(listing.sum(0), filter.top_p);
   }
 
   // The thread's best of the ids that the filter keeps; the first CTA has them all.
-  __device__ Candidate draw() const {
+  __device__ Candidate draw(const Noise& noise) const {
     if (listing.part != 0) return {};
     const Candidate own = listing.own();
-    const uint32_t distance = own.id < 0 ? kTooFar : distance_below(row.top, own.score);
-    const uint32_t weight = own.id < 0 ? 0 : weight_at(distance);
-    listing.shared.weights[threadIdx.x] = weight;
+    Standing standing{kTooFar, 0};
+    if (own.id >= 0) {
+      standing.distance = distance_below(row.top, own.score);
+      standing.weight = weight_at(standing.distance);
+    }
+    listing.shared.standings[threadIdx.x] = standing;
     __syncthreads();
-    const bool kept = is_kept(own, distance, weight);
-    return kept ? Candidate{row.noise.noised(own.score, own.id), own.id} : Candidate{};
+    const bool kept = is_kept(own, standing);
+    return kept ? Candidate{noise.noised(own.score, own.id), own.id} : Candidate{};
   }
 
   // All threads of the CTA call it.
-  __device__ bool is_kept(const Candidate& own, uint32_t distance, uint32_t weight) const {
+  __device__ bool is_kept(const Candidate& own, const Standing& standing) const {
     const ShortList& shared = listing.shared;
     const uint32_t count = own.id < 0 ? 0 : listing.count();
     uint32_t nearer = 0;
     uint64_t nearer_mass = 0;
+#pragma unroll 2
     for (uint32_t i = 0; i < count; ++i) {
-      if (distance_below(row.top, shared.candidates[i].score) >= distance) continue;
-      ++nearer;
-      nearer_mass += shared.weights[i];
+      const Standing other = shared.standings[i];
+      const bool is_nearer = other.distance < standing.distance;
+      nearer += is_nearer ? 1 : 0;
+      nearer_mass += is_nearer ? other.weight : 0;
     }
     bool kept = own.id >= 0 && (by_mass() || nearer < static_cast<uint32_t>(filter.top_k));
     if (filter.top_p != 0) {
-      const uint64_t mass = by_mass()
-                                ? listing.sum(0)
-                                : block_total(kept ? weight : 0, listing.shared.sum_of_warp[0]);
+      const uint64_t mass =
+          by_mass() ? listing.sum(0)
+                    : block_total(kept ? standing.weight : 0, listing.shared.sum_of_warp[0]);
       kept = kept && nearer_mass < needed_mass(mass, filter.top_p);
     }
-    return kept && weight >= filter.least_weight;
+    return kept && standing.weight >= filter.least_weight;
   }
 };
 
-// The thread's best of the ids that the filter keeps, by a search among all.
-template <int kBlocks, typename AnyRow>
-__device__ __noinline__ Candidate searched_best(const ScaledRow<AnyRow>& row, const Filter& filter,
-                                                FilterSearch& shared) {
-  RowFilter<AnyRow, kBlocks> at_work{row, shared};
+// The thread's best of the ids that the filter keeps, by a search among all; `top`: the largest
+// scaled logit.
+template <typename AnyRow, int kBlocks, typename Shared>
+__device__ __noinline__ Candidate searched_best(float top) {
+  Shared& shared = shared_as<Shared>();
+  const Noise& noise = shared.plan.noise;
+  const Filter& filter = shared.plan.filter;
+  const AnyRow row = AnyRow::of(shared);
+  const ThreadVectors share = own_vectors<kBlocks>(part_of_row<kBlocks>());
+  const ScaledRow<AnyRow> scaled{row, share, noise.temperature, top};
+  RowFilter<AnyRow, kBlocks> at_work{scaled, shared.search};
   __syncthreads();  // what shares its memory is read no more
-  if (threadIdx.x == 0) shared.listed = 0;
+  if (threadIdx.x == 0) shared.search.listed = 0;
   at_work.clear(0);
   __syncthreads();
   if (filter.top_k > 0)
@@ -108,29 +121,36 @@ __device__ __noinline__ Candidate searched_best(const ScaledRow<AnyRow>& row, co
   Candidate best;
   at_work.for_near([&](int32_t id, uint32_t distance) {
     if (weight_at(distance) < filter.least_weight) return;
-    const float scaled = row.noise.scaled(row.row.score(to_float(row.row.logits[id]), id));
-    const Candidate candidate = {row.noise.noised(scaled, id), id};
+    const float score = noise.scaled(row.score(to_float(row.logits[id]), id));
+    const Candidate candidate = {noise.noised(score, id), id};
     if (is_better(candidate, best)) best = candidate;
   });
   return best;
 }
 
+// A thread's best of what a row may draw.
+struct Drawn {
+  Candidate best;
+  bool by_first;  // the row's first CTA has all there are
+};
+
 // The thread's best of the ids that the filter keeps. The threads of all CTAs of the row call it.
-// `whole` is the same row where nothing is hidden, for the search. Not inlined, so that rows
-// without a filter have all registers.
-template <int kBlocks, typename AnyRow, typename WholeRow>
-__device__ __noinline__ Candidate filtered_best(const AnyRow& row, const WholeRow& whole,
-                                                ThreadVectors share, const Noise& noise,
-                                                const Filter& filter, ShortList& list_shared,
-                                                FilterSearch& shared) {
-  const float top =
-      noise.scaled(gather_groups<kBlocks>(greedy_best(row, share).score, list_shared));
-  const int part = kBlocks > 1 ? cluster_rank() : 0;
-  const ScaledRow<AnyRow> scaled{row, share, noise, top};
-  const FilterList<AnyRow, kBlocks> list{scaled, filter, {part, list_shared}};
+// Not inlined, so that rows without a filter have all registers.
+template <typename AnyRow, int kBlocks, typename Shared>
+__device__ __noinline__ Drawn filtered_best() {
+  Shared& shared = shared_as<Shared>();
+  const Filter& filter = shared.plan.filter;
+  const float temperature = shared.plan.noise.temperature;
+  const AnyRow row = AnyRow::of(shared);
+  const int part = part_of_row<kBlocks>();
+  const ThreadVectors share = own_vectors<kBlocks>(part);
+  const float largest = gather_groups<kBlocks>(largest_score(row, share), shared.list);
+  const float top = scaled_logit(largest, temperature);
+  const ScaledRow<AnyRow> scaled{row, share, temperature, top};
+  const FilterList<AnyRow, kBlocks> list{scaled, filter, {part, shared.list}};
   const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShort : filter.top_p != 0;
-  if (may_be_few && list.fill()) return list.draw();
-  return searched_best<kBlocks>(ScaledRow<WholeRow>{whole, share, noise, top}, filter, shared);
+  if (may_be_few && list.fill()) return {list.draw(shared.plan.noise), true};
+  return {searched_best<typename AnyRow::Whole, kBlocks, Shared>(top), false};
 }
 
 }  // namespace photon::cuda

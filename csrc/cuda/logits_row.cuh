@@ -1,11 +1,13 @@
 // A row of logits as the threads of a CTA or of a cluster read it, and the largest of it.
 #pragma once
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "common/params.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/row_reduce.cuh"
 
 namespace photon::cuda {
@@ -18,22 +20,63 @@ constexpr int kSampleLoads =
 template <typename T>
 struct alignas(kVectorBytes) Vector {
   static constexpr int kIds = kVectorBytes / sizeof(T);
+  static constexpr uint32_t kAll = (1u << kIds) - 1;
+
   T of_id[kIds];
+
+  // The i-th, selected: registers have no index.
+  __device__ float logit(int i) const {
+    uint32_t words[4];
+    memcpy(words, of_id, sizeof(words));
+    const int word = i * static_cast<int>(sizeof(T)) / 4;
+    const uint32_t low = (word & 1) != 0 ? words[1] : words[0],
+                   high = (word & 1) != 0 ? words[3] : words[2];
+    const uint32_t found = ((word & 2) != 0 ? high : low) >> (i * sizeof(T) % 4 * 8);
+    T logit;
+    memcpy(&logit, &found, sizeof(T));
+    return to_float(logit);
+  }
+
+  // Makes those whose bits are set -inf.
+  __device__ void hide(uint32_t bits) {
+    if (bits == 0) return;
+#pragma unroll
+    for (int i = 0; i < kIds; ++i)
+      if ((bits >> i & 1u) != 0) of_id[i] = from_float<T>(-INFINITY);
+  }
+
+  // Those whose logit is not below this, as bits; of NaN all that are candidates.
+  __device__ uint32_t from(float least) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < kIds; ++i) {
+      const float logit = to_float(of_id[i]);
+      if (logit > -INFINITY && !(logit < least)) bits |= 1u << i;
+    }
+    return bits;
+  }
 };
 
 template <typename T>
 struct Row {
   using Element = T;
+  using Whole = Row;  // the same where nothing is hidden
 
   const T* logits;
   int32_t vocab;
+
+  // The row of a CTA's shared memory (SampleShared).
+  template <typename Shared>
+  __device__ static Row of(const Shared& shared) {
+    return shared.plan.row();
+  }
 
   // What is sampled of a logit of an id that is not hidden.
   __device__ float score(float logit, int32_t) const { return logit; }
 
   // As those of AdjustedRow and HidingRow.
   __device__ bool adjusts(int) const { return false; }
-  __device__ void hide(Vector<T>&, int) const {}
+  __device__ uint32_t hidden_ids(int) const { return 0; }
   template <typename Body>
   __device__ void for_hidden(const Body&) const {}
 };
@@ -113,10 +156,21 @@ __device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
   return best;
 }
 
+// Has the thread's vectors brought into L2, from where all loads of them are quick.
+template <typename T>
+__device__ void prefetch_row(const Row<T>& row, ThreadVectors share) {
+  constexpr int kLineVectors = 128 / kVectorBytes;
+  if (threadIdx.x % kLineVectors != 0) return;
+  const int end = row.vocab / Vector<T>::kIds;
+#pragma unroll 1
+  for (int vector = share.first; vector < end; vector += share.step)
+    prefetch_l2(row.logits + vector * Vector<T>::kIds);
+}
+
 // Looks at the thread's vectors. Where the logits of one are what is sampled, settle(v, vector)
-// says whether it is done with as a whole; for each id of the others body(id, score) is called; ids
-// past the end of the row, and those that a row hides, score -inf.
-template <typename AnyRow, typename Settle, typename Body>
+// says which of its ids are to be looked at, as bits; of others all are. For each of these body(id,
+// score) is called. Those that the row hides are -inf in v.
+template <int kLoads, typename AnyRow, typename Settle, typename Body>
 __device__ void for_shown(const AnyRow& row, ThreadVectors share, const Settle& settle,
                           const Body& body) {
   using T = typename AnyRow::Element;
@@ -124,36 +178,64 @@ __device__ void for_shown(const AnyRow& row, ThreadVectors share, const Settle& 
   const Row<T>& plain = row;
   const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
   const int end = static_cast<int>(ceil_div(row.vocab, kIds));
-  for (int begin = share.first; begin < end; begin += kScoreLoads * share.step) {
-    Vector<T> v[kScoreLoads];
-    uint32_t left = 0;  // of these vectors those whose ids are looked at, as bits
+#pragma unroll 1
+  for (int begin = share.first; begin < end; begin += kLoads * share.step) {
+    Vector<T> v[kLoads];
     if (whole > 0) {
 #pragma unroll
-      for (int i = 0; i < kScoreLoads; ++i)
+      for (int i = 0; i < kLoads; ++i)
         v[i] = load_vector<true>(plain, min(begin + i * share.step, whole - 1));
     }
+    uint64_t left = 0;
 #pragma unroll
-    for (int i = 0; i < kScoreLoads; ++i) {
+    for (int i = 0; i < kLoads; ++i) {
       const int at = begin + i * share.step;
-      if (at < whole) row.hide(v[i], at);
-      if (at < end && (at >= whole || row.adjusts(at) || !settle(v[i], at))) left |= 1u << i;
+      if (at >= end) continue;
+      const uint32_t hidden = row.hidden_ids(at);
+      uint32_t bits = Vector<T>::kAll & ~hidden;
+      if (at < whole && !row.adjusts(at)) {
+        v[i].hide(hidden);
+        bits = settle(v[i], at);
+      }
+      left |= uint64_t{bits} << (i * kIds);
     }
-    for (; left != 0; left &= left - 1) {
-      const int at = begin + (__ffs(left) - 1) * share.step, first = at * kIds;
-      Vector<T> own = at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
-      row.hide(own, at);
-#pragma unroll
-      for (int i = 0; i < kIds; ++i) body(first + i, row.score(to_float(own.of_id[i]), first + i));
+#pragma unroll 1
+    while (left != 0) {
+      const int slot = (__ffsll(static_cast<long long>(left)) - 1) / kIds;
+      const int at = begin + slot * share.step;
+      const Vector<T> own =
+          at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
+      uint32_t bits = static_cast<uint32_t>(left >> (slot * kIds)) & Vector<T>::kAll;
+      left &= ~(uint64_t{Vector<T>::kAll} << (slot * kIds));
+#pragma unroll 1
+      for (; bits != 0; bits &= bits - 1) {
+        const int i = __ffs(static_cast<int>(bits)) - 1, id = at * kIds + i;
+        if (id < row.vocab) body(id, row.score(own.logit(i), id));
+      }
     }
   }
 }
 
 // The same, and body() also for the ids that the row hides.
-template <typename AnyRow, typename Settle, typename Body>
+template <int kLoads, typename AnyRow, typename Settle, typename Body>
 __device__ void for_scores(const AnyRow& row, ThreadVectors share, const Settle& settle,
                            const Body& body) {
-  for_shown(row, share, settle, body);
+  for_shown<kLoads>(row, share, settle, body);
   row.for_hidden(body);
+}
+
+// The thread's largest score.
+template <typename AnyRow>
+__device__ float largest_score(const AnyRow& row, ThreadVectors share) {
+  float best = -INFINITY;
+  for_scores<kSampleLoads>(
+      row, share,
+      [&](const auto& v, int) {
+        best = fmaxf(best, largest(v));
+        return 0u;
+      },
+      [&](int32_t, float score) { best = fmaxf(best, score); });
+  return best;
 }
 
 }  // namespace photon::cuda

@@ -5,7 +5,10 @@
 #include "common/logprobs.h"
 #include "common/noise.h"
 #include "cuda/adjusted_row.cuh"
+#include "cuda/log2e.cuh"
 #include "cuda/logits_row.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/row_reduce.cuh"
 #include "cuda/short_list.cuh"
 
@@ -16,10 +19,14 @@ struct LogSoftmax {
   float top, inverse, log_sum;  // the largest score, Noise::scale(), log of the sum beside it
 
   __device__ float of(float score) const { return (score - top) * inverse - log_sum; }
+  // What the sum is of.
+  __device__ float weight(float score) const {
+    return exp2_approx((score - top) * (inverse * kLog2E));
+  }
 };
 
 struct LogprobShared {
-  float sums[kMostBlocks];  // of exponentials, of each CTA; in the first one
+  float sums[kMostBlocks];  // of exponentials, of each piece; in the first one
   LogSoftmax softmax;       // in the first one
   float scores[kMostBlocks][kMostLogprobs];
   float ids[kMostBlocks][kMostLogprobs];  // as the bits of floats
@@ -42,12 +49,21 @@ template <int kBlocks, typename AnyRow>
 __device__ float list_and_sum(const AnyRow& row, ThreadVectors share, const LogSoftmax& softmax,
                               float bound, const Listing<kBlocks>& listing) {
   float sum = 0.0f;
-  for_scores(
-      row, share, [](const auto&, int) { return false; },
+  const auto add = [&](float score) {
+    if (score > -INFINITY) sum += softmax.weight(score);
+  };
+  for_scores<kScoreLoads>(
+      row, share,
+      [&](const auto& v, int) {
+        using V = std::decay_t<decltype(v)>;
+        if (largest(v) >= bound) return V::kAll;
+#pragma unroll
+        for (int i = 0; i < V::kIds; ++i) add(to_float(v.of_id[i]));
+        return 0u;
+      },
       [&](int32_t id, float score) {
-        if (!(score > -INFINITY)) return;
-        sum += expf(softmax.of(score));
-        if (score >= bound) listing.put(id, score);
+        add(score);
+        if (score > -INFINITY && score >= bound) listing.put(id, score);
       });
   return sum;
 }
@@ -99,55 +115,66 @@ __device__ void merge_likeliest(const Logprobs& logprobs, const LogprobShared& s
   }
 }
 
+// The exponentials of a row are summed up in so many pieces, each by 512 threads, in any cluster:
+// so the sum has the same bits in all.
+template <int kBlocks>
+constexpr int kSumPieces = kBlocks > 1 ? kMostBlocks : 1;
+
 // The log-probabilities of the likeliest ids into `logprobs`, and into the first CTA's shared
-// memory what the sampled id's needs. The threads of all CTAs of the row call it.
+// memory what the sampled id's needs. The threads of all CTAs of the row call it; each gets what is
+// best of its ids, by the first id of its vector where nothing is adjusted.
 template <int kBlocks, typename AnyRow>
-__device__ void put_row_logprobs(const AnyRow& row, const Logprobs& logprobs, float inverse,
-                                 int part, RowShared& reduce, ShortList& list,
-                                 LogprobShared& shared) {
+__device__ Candidate put_row_logprobs(const AnyRow& row, const Logprobs& logprobs, float inverse,
+                                      int part, RowShared& reduce, ShortList& list,
+                                      LogprobShared& shared) {
+  constexpr int kOwn = kSumPieces<kBlocks> / kBlocks;
   const ThreadVectors share = own_vectors<kBlocks>(part);
   const Listing<kBlocks> listing{part, list};
-  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, list);
+  const Candidate seen = greedy_best(row, share);
+  const float top = gather_groups<kBlocks>(seen.score, list);
   const float bound = kth_group(max(logprobs.top, 1), list);
   LogSoftmax softmax{top, inverse, 0.0f};
-  const float sum =
-      block_sum(list_and_sum(row, share, softmax, bound, listing), reduce.value_of_warp);
-  if (threadIdx.x == 0) put_in_block<kBlocks>(&shared.sums[part], 0, sum);
-  const bool all_listed = listing.close(0, 0);
+#pragma unroll 1
+  for (int piece = part * kOwn; piece < (part + 1) * kOwn; ++piece) {
+    const ThreadVectors own = own_vectors<kSumPieces<kBlocks>>(piece);
+    const float sum =
+        block_sum(list_and_sum(row, own, softmax, bound, listing), reduce.value_of_warp[piece % 2]);
+    if (threadIdx.x == 0) put_in_block<kBlocks>(&shared.sums[piece], 0, sum);
+  }
+  const bool all_listed = listing.close();
   if (part == 0) {
     float total = 0.0f;
-    for (int block = 0; block < kBlocks; ++block) total += shared.sums[block];
+    for (int piece = 0; piece < kSumPieces<kBlocks>; ++piece) total += shared.sums[piece];
     softmax.log_sum = logf(total);
     if (threadIdx.x == 0) shared.softmax = softmax;
   }
   if (all_listed) {
     if (part == 0) put_listed(logprobs, listing, softmax);
-    return;
+    return seen;
   }
   const Candidate own = best_after(row, share, Candidate{});
   list_likeliest<kBlocks>(row, share, own, logprobs.top, part, reduce, shared);
   sync_row<kBlocks>();
   if (part == 0 && threadIdx.x < kWarpSize) merge_likeliest<kBlocks>(logprobs, shared, softmax);
+  return seen;
 }
 
-// Of the logits, before they are changed.
-template <typename T, int kBlocks>
-__device__ __noinline__ void put_logprobs(const SampleParams& p, int64_t r, int part,
-                                          RowShared& reduce, ShortList& list,
-                                          LogprobShared& shared) {
-  const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
-  put_row_logprobs<kBlocks>(row_of<T>(p, r), logprobs, 1.0f, part, reduce, list, shared);
+// Of the logits of the row as planned, before they are changed; returns the best of these.
+template <typename T, int kBlocks, typename Shared>
+__device__ __noinline__ Candidate put_logprobs() {
+  Shared& shared = shared_as<Shared>();
+  return put_row_logprobs<kBlocks>(shared.plan.row(), shared.plan.logprobs, 1.0f,
+                                   part_of_row<kBlocks>(), shared.reduce, shared.list,
+                                   shared.logprobs);
 }
 
 // Of what is sampled of them.
-template <typename T, int kBlocks>
-__device__ __noinline__ void put_processed_logprobs(const SampleParams& p, int64_t r, int part,
-                                                    RowShared& reduce, ShortList& list,
-                                                    LogprobShared& shared) {
-  const Segment s = load_segment(p.segments, r);
-  const Noise noise = load_noise(s, p.row_state);
-  const AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
-  put_row_logprobs<kBlocks>(row, load_logprobs(p, r, s), noise.scale(), part, reduce, list, shared);
+template <typename T, int kBlocks, typename Shared>
+__device__ __noinline__ void put_processed_logprobs() {
+  Shared& shared = shared_as<Shared>();
+  put_row_logprobs<kBlocks>(AdjustedRow<T>::of(shared), shared.plan.logprobs,
+                            shared.plan.noise.scale(), part_of_row<kBlocks>(), shared.reduce,
+                            shared.list, shared.logprobs);
 }
 
 }  // namespace photon::cuda

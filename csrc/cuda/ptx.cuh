@@ -230,6 +230,11 @@ __device__ inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtens
                    "r"(shared_address(barrier)), "h"(ranks), "l"(policy) : "memory"));
 }
 
+// Starts to bring what is at a global address into L2.
+__device__ inline void prefetch_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // One thread: fetches the map before the first copy needs it.
 __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
   PHOTON_HOPPER(asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"));

@@ -28,9 +28,22 @@ __device__ inline bool is_better(const Candidate& a, const Candidate& b) {
 // A CTA's shared memory.
 struct RowShared {
   Candidate of_warp[kSampleWarps];
-  float value_of_warp[kWarpSize];
+  float value_of_warp[2][kWarpSize];  // used by turns
   Candidate best;
 };
+
+// The CTA's dynamic shared memory as what its kernel keeps there. A function that is not inlined
+// asks for it: of a reference that it is given nobody would know that it is to shared memory.
+template <typename Shared>
+__device__ Shared& shared_as() {
+  return *reinterpret_cast<Shared*>(dynamic_shared());
+}
+
+// Which of its row's CTAs this one is.
+template <int kBlocks>
+__device__ int part_of_row() {
+  return kBlocks > 1 ? cluster_rank() : 0;
+}
 
 template <int kBlocks>
 __device__ void sync_row() {

@@ -19,6 +19,7 @@
 #include "cuda/logits_row.cuh"
 #include "cuda/logprobs.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/row_plan.cuh"
 #include "cuda/row_reduce.cuh"
 #include "cuda/short_list.cuh"
 
@@ -29,7 +30,9 @@ constexpr int kMaskThreads = 256;
 constexpr int64_t kMaskChunk = 4096;  // ids per CTA
 constexpr int kSampleCluster =
     8;  // CTAs that share a row in the Hopper kernel: one alone cannot load fast enough
-constexpr int kPhiloxIds = 4;  // ids that share one Philox block
+constexpr int kManyRowsCluster = 2;   // the same of many rows, which keep all SMs busy
+constexpr int64_t kClusterRows = 96;  // more are many
+constexpr int kPhiloxIds = 4;         // ids that share one Philox block
 
 template <typename T>
 __global__ void __launch_bounds__(kMaskThreads)
@@ -54,12 +57,14 @@ template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
 
 // A CTA's shared memory.
+template <typename T, int kBlocks>
 struct SampleShared {
+  RowPlan<T> plan;
   RowShared reduce;
-  float score_of_block[kSampleCluster],  // the best of each CTA, in the first one
-      id_of_block[kSampleCluster];       // an id as the bits of a float
+  float score_of_block[kBlocks],  // the best of each CTA, in the first one
+      id_of_block[kBlocks];       // an id as the bits of a float
   LogprobShared logprobs;
-  HiddenIds hidden;
+  HiddenIds<kBlocks> hidden;
   union {  // first the one, then perhaps the other
     ShortList list;
     FilterSearch search;
@@ -68,7 +73,8 @@ struct SampleShared {
 
 // The first warp's result in the first CTA is the cluster's. All threads of the cluster must call
 // it.
-__device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
+template <typename T, int kBlocks>
+__device__ Candidate cluster_best(Candidate best, SampleShared<T, kBlocks>& shared) {
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
     store_in_block(&shared.score_of_block[rank], 0, best.score);
@@ -76,7 +82,7 @@ __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   }
   sync_cluster();
   if (rank != 0) return best;
-  for (int block = 1; block < kSampleCluster; ++block) {
+  for (int block = 1; block < kBlocks; ++block) {
     const Candidate other = {shared.score_of_block[block],
                              __float_as_int(shared.id_of_block[block])};
     if (is_better(other, best)) best = other;
@@ -131,7 +137,7 @@ __device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const No
   using V = Vector<typename AnyRow::Element>;
   constexpr int kIds = V::kIds;
   Candidate best;
-  for_scores(
+  for_scores<kScoreLoads>(
       row, share,
       [&](const V& v, int vector) {
 #pragma unroll
@@ -141,7 +147,7 @@ __device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const No
           for (int i = 0; i < kPhiloxIds; ++i) scores[i] = to_float(v.of_id[from + i]);
           take_of_four(best, scores, vector * kIds + from, noise);
         }
-        return true;
+        return 0u;
       },
       [&](int32_t id, float score) {
         if (!(score > -INFINITY)) return;
@@ -151,50 +157,70 @@ __device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const No
   return best;
 }
 
-// Makes the first `count` stop ids of the row -inf. The threads of all CTAs of the row call it.
+// Makes the muted stop ids of the row -inf. The threads of all CTAs of the row call it.
 template <typename T, int kBlocks>
-__device__ void mute_stops(const SampleParams& p, int64_t r, int32_t row, int64_t count, int part) {
-  T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
-  const int32_t* ids = row_words(p.stop_ids, row);
-  for (int64_t i = threadIdx.x; part == 0 && i < count; i += kSampleThreads)
-    if (ids[i] >= 0 && ids[i] < p.vocab) logits[ids[i]] = from_float<T>(-INFINITY);
+__device__ void mute_stops(const RowPlan<T>& plan) {
+  const int part = part_of_row<kBlocks>();
+  for (int64_t i = threadIdx.x; part == 0 && i < plan.num_muted; i += kSampleThreads) {
+    const int32_t id = plan.stop_ids[i];
+    if (id >= 0 && id < plan.vocab) plan.logits[id] = from_float<T>(-INFINITY);
+  }
   sync_row<kBlocks>();
 }
 
-// The thread's best of a row; where no noise and no adjustment is, the first id of its vector.
-// `whole`: as in filtered_best().
-template <int kBlocks, typename AnyRow, typename WholeRow>
-__device__ Candidate best_of(const AnyRow& row, const WholeRow& whole, ThreadVectors share,
-                             const Noise& noise, const Filter& filter, SampleShared& shared) {
-  if (noise.greedy()) return greedy_best(row, share);
-  if (filter.on())
-    return filtered_best<kBlocks>(row, whole, share, noise, filter, shared.list, shared.search);
-  return noisy_best(row, share, noise);
+// The thread's best with noise. Not inlined, so that others have all registers.
+template <typename AnyRow, int kBlocks, typename Shared>
+__device__ __noinline__ Candidate noisy_best() {
+  Shared& shared = shared_as<Shared>();
+  const ThreadVectors share = own_vectors<kBlocks>(part_of_row<kBlocks>());
+  const Noise noise = shared.plan.noise;
+  return noisy_best(AnyRow::of(shared), share, noise);
 }
 
-// The same of a row with biases or penalties. Not inlined, and it loads for itself what it needs,
-// so that others have all registers.
+// The thread's best of a row as planned.
+template <typename AnyRow, int kBlocks, typename Shared>
+__device__ Drawn best_of() {
+  Shared& shared = shared_as<Shared>();
+  const ThreadVectors share = own_vectors<kBlocks>(part_of_row<kBlocks>());
+  if (shared.plan.noise.greedy()) return {greedy_best(AnyRow::of(shared), share), false};
+  if (shared.plan.filter.on()) return filtered_best<AnyRow, kBlocks, Shared>();
+  return {noisy_best<AnyRow, kBlocks, Shared>(), false};
+}
+
+// The thread's best of a row as planned. The threads of all CTAs of the row call it.
 template <typename T, int kBlocks>
-__device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r, int part,
-                                                SampleShared& shared) {
-  const Segment s = load_segment(p.segments, r);
-  const Noise noise = load_noise(s, p.row_state);
-  const Filter filter = load_filter(s, p.row_state);
-  const ThreadVectors share = own_vectors<kBlocks>(part);
-  const AdjustedRow<T> whole = {row_of<T>(p, r), load_adjustment(p, s.row)};
-  if (!hide_adjusted<T, kBlocks>(whole, part, shared.hidden))
-    return best_of<kBlocks>(whole, whole, share, noise, filter, shared);
-  const HidingRow<T, kBlocks> row = {row_of<T>(p, r), shared.hidden};
-  return best_of<kBlocks>(row, whole, share, noise, filter, shared);
+__device__ __noinline__ Drawn planned_best() {
+  using Shared = SampleShared<T, kBlocks>;
+  if (!shared_as<Shared>().plan.adjustment.on()) return best_of<Row<T>, kBlocks, Shared>();
+  return hide_adjusted<T, kBlocks, Shared>() ? best_of<HidingRow<T, kBlocks>, kBlocks, Shared>()
+                                             : best_of<AdjustedRow<T>, kBlocks, Shared>();
+}
+
+// The same of a row that is not plain, or has muted stop ids or asks for log-probabilities. Not
+// inlined, so that others have all registers.
+template <typename T, int kBlocks>
+__device__ __noinline__ Drawn asked_best() {
+  using Shared = SampleShared<T, kBlocks>;
+  const RowPlan<T>& plan = shared_as<Shared>().plan;
+  const bool has_logprobs = plan.logprobs.out != nullptr, mutes = plan.num_muted > 0;
+  Candidate best;
+  if (has_logprobs && !plan.logprobs.processed) best = put_logprobs<T, kBlocks, Shared>();
+  if (mutes) mute_stops<T, kBlocks>(plan);
+  if (plan.logprobs.processed) put_processed_logprobs<T, kBlocks, Shared>();
+  if (!plan.is_plain()) return planned_best<T, kBlocks>();
+  if (!has_logprobs || plan.logprobs.processed || mutes)
+    best = greedy_best(plan.row(), own_vectors<kBlocks>(part_of_row<kBlocks>()));
+  return {best, false};
 }
 
 // kBlocks CTAs per segment; more than one are a cluster.
 template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     sample_kernel(const __grid_constant__ SampleParams p) {
+  using Shared = SampleShared<T, kBlocks>;
   const int64_t r = blockIdx.x / kBlocks;
   const int part = blockIdx.x % kBlocks;
-  SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
+  Shared& shared = shared_as<Shared>();
   if constexpr (kBlocks > 1) {
     let_next_start();
     sync_cluster();  // all CTAs are there, and may be written to
@@ -207,33 +233,39 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
-  const Logprobs asked = load_logprobs(p, r, s);
-  if (asked.out != nullptr && !asked.processed)
-    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.list, shared.logprobs);
-  if (const int64_t muted = num_muted_stops(p, s); muted > 0)
-    mute_stops<T, kBlocks>(p, r, s.row, muted, part);
-  if (asked.out != nullptr && asked.processed)
-    put_processed_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.list, shared.logprobs);
   const Row<T> row = row_of<T>(p, r);
-  const Noise noise = load_noise(s, p.row_state);
-  const bool adjusted = load_adjustment(p, s.row).on();
-  Candidate best = adjusted ? adjusted_best<T, kBlocks>(p, r, part, shared)
-                            : best_of<kBlocks>(row, row, own_vectors<kBlocks>(part), noise,
-                                               load_filter(s, p.row_state), shared);
-  best = block_best(best, shared.reduce);
-  if constexpr (kBlocks > 1) best = cluster_best(best, shared);
+  const bool is_plain = load_noise(s, p.row_state).greedy() && !load_adjustment(p, s.row).on();
+  const bool asks = load_logprobs(p, r, s).out != nullptr;
+  Drawn drawn{{}, false};
+  if (is_plain && !asks && num_muted_stops(p, s) == 0) {
+    drawn.best = greedy_best(row, own_vectors<kBlocks>(part));
+  } else {
+    plan_row(shared.plan, p, r, s);
+    drawn = asked_best<T, kBlocks>();
+  }
+  Candidate best = block_best(drawn.best, shared.reduce);
+  if constexpr (kBlocks > 1) {
+    if (!drawn.by_first) best = cluster_best<T, kBlocks>(best, shared);
+  }
   if (threadIdx.x >= kWarpSize || part != 0) return;
-  if (noise.greedy() && !adjusted && best.id >= 0) best.id = first_equal(row, best);
+  if (best.id >= 0 && is_plain) best.id = first_equal(row, best);
   if (threadIdx.x != 0) return;
   p.out[r] = best.id;
-  const Segment sampled = load_segment(p.segments, r);
-  const Logprobs logprobs = load_logprobs(p, r, sampled);
-  if (logprobs.out != nullptr && best.id >= 0) {
+  if (asks && best.id >= 0) {
+    const Logprobs& logprobs = shared.plan.logprobs;
     float score = to_float(row.logits[best.id]);
-    if (logprobs.processed) score = load_adjustment(p, sampled.row).adjusted(score, best.id);
+    if (logprobs.processed) score = shared.plan.adjustment.adjusted(score, best.id);
     logprobs.put(kLogprobSampled, shared.logprobs.softmax.of(score));
   }
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
+}
+
+template <typename T, int kBlocks>
+int launch_sample(const SampleParams& p, void* stream) {
+  LaunchShape shape{p.num_segments * kBlocks, kSampleThreads, sizeof(SampleShared<T, kBlocks>)};
+  if (kBlocks > 1) shape.cluster = kBlocks;
+  shape.pdl = kBlocks > 1;
+  return launch(sample_kernel<T, kBlocks>, shape, stream, p);
 }
 
 }  // namespace
@@ -253,13 +285,10 @@ int sample(const SampleParams& p, void* stream) {
   if (p.num_segments == 0) return 0;
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    LaunchShape shape{p.num_segments, kSampleThreads, sizeof(SampleShared)};
     if (!p.hopper || !runs_hopper("sample_into", hopper_device_misfit()))
-      return launch(sample_kernel<T, 1>, shape, stream, p);
-    shape.blocks *= kSampleCluster;
-    shape.cluster = kSampleCluster;
-    shape.pdl = true;
-    return launch(sample_kernel<T, kSampleCluster>, shape, stream, p);
+      return launch_sample<T, 1>(p, stream);
+    return p.num_segments > kClusterRows ? launch_sample<T, kManyRowsCluster>(p, stream)
+                                         : launch_sample<T, kSampleCluster>(p, stream);
   });
 }
 

@@ -10,23 +10,35 @@ template <typename AnyRow>
 struct ScaledRow {
   const AnyRow& row;
   const ThreadVectors share;
-  const Noise& noise;
-  float top;  // the largest scaled logit
+  const float temperature;
+  const float top;  // the largest scaled logit
+
+  __device__ float scaled(float score) const { return scaled_logit(score, temperature); }
 
   // kTooFar where there is no candidate, too.
   __device__ uint32_t distance_of(float score) const {
-    return score > -INFINITY ? distance_below(top, noise.scaled(score)) : kTooFar;
+    return score > -INFINITY ? distance_below(top, scaled(score)) : kTooFar;
+  }
+
+  // Scores below this one are beyond `limit`. It is lower than it need be, by more than all that is
+  // rounded; NaN where that cannot be told.
+  __device__ float surely_beyond(uint32_t limit) const {
+    constexpr float kSlack = 0x1p-19f;
+    const float below = (static_cast<float>(limit) + 1.0f) * (1.0f / kDistanceUnits);
+    const float lowest = top - below - (fabsf(top) + below) * kSlack;
+    return lowest * temperature - fabsf(lowest * temperature) * kSlack;
   }
 
   // Calls body(id, scaled logit, distance) for those of the thread's ids that are not beyond
   // `limit`, which is at most kFarthest.
   template <typename Body>
   __device__ void for_near(uint32_t limit, const Body& body) const {
-    for_scores(
-        row, share, [&](const auto& v, int) { return distance_of(largest(v)) > limit; },
+    const float beyond = surely_beyond(limit);
+    for_scores<kScoreLoads>(
+        row, share, [&](const auto& v, int) { return largest(v) < beyond ? 0u : v.from(beyond); },
         [&](int32_t id, float score) {
           const uint32_t distance = distance_of(score);
-          if (distance <= limit) body(id, noise.scaled(score), distance);
+          if (distance <= limit) body(id, scaled(score), distance);
         });
   }
 };

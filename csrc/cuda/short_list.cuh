@@ -15,23 +15,28 @@ constexpr int kMostShort = 100;  // for k beyond it the k-th group has too small
 constexpr int kListedByBlock = 256;
 constexpr int kListed = kSampleThreads;  // of the cluster: one each thread
 
-// What a CTA has found, as the bits of floats.
-struct BlockFound {
-  float listed;           // ids that belong on the list, perhaps more than fit
-  float low[2], high[2];  // sums
+// Two sums of a CTA's, as the bits of floats.
+struct BlockSums {
+  float low[2], high[2];
+};
+
+// Where an id of the list stands in a filter (common/filter.h).
+struct alignas(8) Standing {
+  uint32_t distance, weight;
 };
 
 // In the shared memory of each CTA; the list itself in the first one.
 struct ShortList {
-  float group_best[kGroups];
+  alignas(16) float group_best[kGroups];
   float bound;
   uint32_t listed;  // by this CTA
   uint64_t sum_of_warp[2][kSampleWarps];
-  BlockFound found[kMostBlocks];
+  BlockSums sums[kMostBlocks];
+  float listed_by[kMostBlocks];  // ids that belong on the list, perhaps more than fit: as the bits
   float ids[kMostBlocks][kListedByBlock];  // as the bits of floats
   float values[kMostBlocks][kListedByBlock];
   Candidate candidates[kListed];
-  uint32_t weights[kListed];
+  Standing standings[kListed];
 };
 
 // The largest of all threads' scores; every thread gets it. Afterwards the best of all groups are
@@ -62,9 +67,17 @@ __device__ inline float kth_group(int k, ShortList& shared) {
   const int group = threadIdx.x / kParts;
   const float own = shared.group_best[group];
   int before = 0;
-  for (int i = threadIdx.x % kParts; i < kGroups; i += kParts) {
-    const float other = shared.group_best[i];
+  const auto compare = [&](float other, int i) {
     before += other > own || (other == own && i < group) ? 1 : 0;
+  };
+#pragma unroll 2
+  for (int turn = 0; turn < kGroups / kParts / 4; ++turn) {
+    const int i = (turn * kParts + threadIdx.x % kParts) * 4;
+    const float4 four = *reinterpret_cast<const float4*>(&shared.group_best[i]);
+    compare(four.x, i);
+    compare(four.y, i + 1);
+    compare(four.z, i + 2);
+    compare(four.w, i + 3);
   }
 #pragma unroll
   for (int offset = kParts / 2; offset > 0; offset /= 2)
@@ -87,29 +100,31 @@ struct Listing {
     put_in_block<kBlocks>(&shared.values[part][at], 0, value);
   }
 
-  // With two sums of this CTA's. False: there are more than the list holds.
-  __device__ bool close(uint64_t first_sum, uint64_t second_sum) const {
+  // Two sums of this CTA's, before close().
+  __device__ void put_sums(uint64_t first, uint64_t second) const {
+    if (threadIdx.x >= kBlocks) return;
+    BlockSums& sums = shared.sums[part];
+    const auto put_word = [&](float& word, uint64_t value) {
+      put_in_block<kBlocks>(&word, threadIdx.x, __uint_as_float(static_cast<uint32_t>(value)));
+    };
+    put_word(sums.low[0], first);
+    put_word(sums.high[0], first >> 32);
+    put_word(sums.low[1], second);
+    put_word(sums.high[1], second >> 32);
+  }
+
+  // False: there are more than the list holds.
+  __device__ bool close() const {
     __syncthreads();
-    if (threadIdx.x < kBlocks) {
-      BlockFound& found = shared.found[part];
-      const auto put_word = [&](float& word, uint64_t value) {
-        put_in_block<kBlocks>(&word, threadIdx.x, __uint_as_float(static_cast<uint32_t>(value)));
-      };
-      put_word(found.listed, shared.listed);
-      put_word(found.low[0], first_sum);
-      put_word(found.high[0], first_sum >> 32);
-      put_word(found.low[1], second_sum);
-      put_word(found.high[1], second_sum >> 32);
-    }
+    if (threadIdx.x < kBlocks)
+      put_in_block<kBlocks>(&shared.listed_by[part], threadIdx.x, __uint_as_float(shared.listed));
     sync_row<kBlocks>();
     uint32_t most = 0;
     for (int block = 0; block < kBlocks; ++block) most = max(most, listed(block));
     return most <= kListedByBlock && count() <= kListed;
   }
 
-  __device__ uint32_t listed(int block) const {
-    return __float_as_uint(shared.found[block].listed);
-  }
+  __device__ uint32_t listed(int block) const { return __float_as_uint(shared.listed_by[block]); }
 
   __device__ uint32_t count() const {
     uint32_t count = 0;
@@ -121,8 +136,8 @@ struct Listing {
   __device__ uint64_t sum(int which) const {
     uint64_t sum = 0;
     for (int block = 0; block < kBlocks; ++block) {
-      const BlockFound& found = shared.found[block];
-      sum += uint64_t{__float_as_uint(found.high[which])} << 32 | __float_as_uint(found.low[which]);
+      const BlockSums& sums = shared.sums[block];
+      sum += uint64_t{__float_as_uint(sums.high[which])} << 32 | __float_as_uint(sums.low[which]);
     }
     return sum;
   }
@@ -130,9 +145,18 @@ struct Listing {
   // In the first CTA: what the thread has of a list that holds all, also in shared.candidates
   // after the next barrier; no candidate beyond its end.
   __device__ Candidate own() const {
-    uint32_t at = threadIdx.x;
-    int block = 0;
-    while (block < kBlocks && at >= listed(block)) at -= listed(block++);
+    const uint32_t thread = threadIdx.x;
+    int block = kBlocks;
+    uint32_t at = 0, end = 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      const uint32_t begin = end;
+      end += listed(i);
+      if (begin <= thread && thread < end) {
+        block = i;
+        at = thread - begin;
+      }
+    }
     Candidate own;
     if (block < kBlocks) own = {shared.values[block][at], __float_as_int(shared.ids[block][at])};
     shared.candidates[threadIdx.x] = own;

@@ -30,28 +30,54 @@ __device__ void apply_run(const DeltaRun& run, int lane) {
   for (int64_t i = lane; i < run.count; i += kWarpSize) run.to[i] = run.word(i);
 }
 
+__device__ void count_token(const TokenPlaces& at) {
+  if (at.count != nullptr) atomicAdd(at.count, 1);
+  if (at.seen != nullptr) atomicOr(at.seen, at.bit);
+}
+
 // Fills decode_meta for the tokens of one live segment, and returns 1 + the last of them. Where the
 // id of a token is missing, it ends the row instead: the segment's tokens stay dead, and the result
-// is 0. One warp calls it.
+// is 0. One warp calls it, or a thread for itself (kLanes 1).
+template <int kLanes>
 __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int lane) {
   int32_t* row = row_words(p.row_state(), s.row);
   bool missing = !fits_step(s, p.row_state(), p.num_tokens);
   const int32_t first_position = row[kRowPosition], count = missing ? 0 : s.num_tokens;
-  for (int32_t i = lane; i < count; i += kWarpSize) {
+  for (int32_t i = lane; i < count; i += kLanes) {
     const int64_t token_index = static_cast<int64_t>(s.first_token) + i;
     const int32_t token = take_token(s, p.row_state(), p.staged_ids, token_index);
     missing |= token == kNoToken;
     set_token(p.decode_meta, token_index, token, first_position + i, s.row);
   }
-  if (__any_sync(kFullWarp, missing) == 0) {  // the vote comes after every lane has read the row
-    for (int32_t i = lane; i < count; i += kWarpSize)
-      if (int32_t* const place = answer_place(p, s, i)) atomicAdd(place, 1);
+  if constexpr (kLanes > 1)  // the vote comes after every lane has read the row
+    missing = __any_sync(kFullWarp, missing) != 0;
+  if (!missing) {
+    for (int32_t i = lane; i < count; i += kLanes) count_token(answer_places(p, s, i));
     return last_token(s, p.num_tokens) + 1;
   }
-  for (int32_t i = lane; i < count; i += kWarpSize)
+  for (int32_t i = lane; i < count; i += kLanes)
     clear_token(p.decode_meta, static_cast<int64_t>(s.first_token) + i);
   if (lane == 0) row[kRowAlive] = 0;
   return 0;
+}
+
+__device__ Segment of_lane(const Segment& s, int lane) {
+  return {__shfl_sync(kFullWarp, s.row, lane), __shfl_sync(kFullWarp, s.first_token, lane),
+          __shfl_sync(kFullWarp, s.num_tokens, lane), __shfl_sync(kFullWarp, s.flags, lane)};
+}
+
+// Fills a segment for each lane, where `alive`: those of one token side by side, the others one
+// after the other, each by the whole warp. Returns as fill_segment() of the lane's.
+__device__ int64_t fill_segments(const BeginStepParams& p, const Segment& s, bool alive, int lane) {
+  int64_t end = 0;
+  if (alive && s.num_tokens == 1) end = fill_segment<1>(p, s, 0);
+  unsigned left = __ballot_sync(kFullWarp, alive && s.num_tokens != 1);
+  for (; left != 0; left &= left - 1) {
+    const int owner = __ffs(static_cast<int>(left)) - 1;
+    const int64_t filled = fill_segment<kWarpSize>(p, of_lane(s, owner), lane);
+    if (lane == owner) end = filled;
+  }
+  return end;
 }
 
 // It is one CTA, because every phase needs all of the phase before. It does not let the next kernel
@@ -71,11 +97,11 @@ __global__ void __launch_bounds__(kHeadThreads, 1)
   __syncthreads();
 
   if (threadIdx.x == 0 && p.delta_words > 0) p.deltas[0] = 0;
-  for (int64_t r = warp; r < p.num_segments; r += kHeadWarps) {
-    const Segment s = load_segment(p.segments, r);
-    if (!is_alive_for_warp(p.row_state(), s.row, p.rows)) continue;
-    const int64_t end = fill_segment(p, s, lane);
-    if (lane != 0 || end == 0) continue;
+  for (int64_t begin = 0; begin < p.num_segments; begin += kHeadThreads) {
+    const int64_t r = begin + lane * kHeadWarps + warp;  // few segments have a warp each
+    const Segment s = r < p.num_segments ? load_segment(p.segments, r) : Segment{};
+    const int64_t end = fill_segments(p, s, is_alive(p.row_state(), s.row, p.rows), lane);
+    if (end == 0) continue;
     if ((s.flags & kSegmentStaged) == 0)
       atomicMax(&counts[kCountDecodeTokens], static_cast<int32_t>(end));
     atomicMax(&counts[kCountTokens], static_cast<int32_t>(end));
@@ -138,6 +164,8 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
   wait_for_earlier();
   if (r >= p.num_segments) return;
   const Segment s = load_segment(p.segments, r);
+  const int32_t token = p.sampled[r];
+  const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
   if (!is_alive_for_warp(p.row_state, s.row, p.rows)) {
     const int32_t generation =
         is_row(s.row, p.rows) ? row_words(p.row_state, s.row)[kRowGeneration] : 0;
@@ -155,8 +183,6 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
     write_record(p, r, {s.row, generation, 0, 0, -1}, lane);
     return;
   }
-  const int32_t token = p.sampled[r];
-  const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
   if (errors != 0 || token < 0) {
     if (lane == 0) row[kRowAlive] = 0;
     const int32_t missing = automaton.is_error ? kRecordAutomatonError : kRecordNoCandidate;
@@ -174,8 +200,7 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
   const int32_t flags = step.flags == 0 && remaining <= 0 ? kRecordLength : step.flags;
   if (lane == 0) {
     if (step.state != kNoState) row[kRowAutomatonState] = step.state;
-    if (int32_t* const place = counted_place(p.token_counts, p.row_state, s.row, token))
-      *place = wrapping_add(*place, 1);
+    count_token(token_places(p.token_counts, p.seen_bits, p.row_state, s.row, token));
     row[kRowLastToken] = token;
     row[kRowRemaining] = remaining;
     if (flags != 0) row[kRowAlive] = 0;

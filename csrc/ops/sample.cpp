@@ -115,7 +115,7 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
     p.stop_ids = tables->of_rows(kTableStopIds);
     p.biases = tables->of_rows(kTableBiases);
     p.token_counts = tables->of_rows(kTableTokenCounts);
-    p.prompt_bits = tables->of_rows(kTablePromptBits);
+    p.seen_bits = tables->of_rows(kTableSeenBits);
   }
   if (logprobs) {
     p.logprobs = logprobs.data<int32_t>();

@@ -126,6 +126,7 @@ void publish(const std::vector<Tensor>& tables_, const Tensor& out_record_, cons
   p.segments = segments.data<int32_t>();
   p.stop_ids = tables.of_rows(kTableStopIds);
   p.token_counts = tables.of_rows(kTableTokenCounts);
+  p.seen_bits = tables.of_rows(kTableSeenBits);
   p.row_errors = row_errors.data<int32_t>();
   p.rows = tables.rows();
   p.num_segments = count;

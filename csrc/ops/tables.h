@@ -15,7 +15,7 @@ constexpr const char* kTableNames[kMaxTables] = {"tables[0] (row_state)",
                                                  "tables[2] (stop_ids)",
                                                  "tables[3] (biases)",
                                                  "tables[4] (token_counts)",
-                                                 "tables[5] (prompt_bits)",
+                                                 "tables[5] (seen_bits)",
                                                  "tables[6]",
                                                  "tables[7]"};
 constexpr const char* kTableShapes[kLeastTables] = {

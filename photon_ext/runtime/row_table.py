@@ -128,9 +128,7 @@ class RowTable:
         """The tokens of ``row`` are counted from here on, for penalties, after `write_row`;
         ``prompt``: its prompt bits (row_words.prompt_bits).
         """
-        self._pending[DeltaTable.PROMPT_BITS, row * self.widths[DeltaTable.PROMPT_BITS]] = list(
-            prompt
-        )
+        self._pending[DeltaTable.SEEN_BITS, row * self.widths[DeltaTable.SEEN_BITS]] = list(prompt)
         self._uncounted.add(row)
 
     def append_pages(self, row: int, held: int, pages: Sequence[int]) -> None:

@@ -36,7 +36,7 @@ class Tables(NamedTuple):
     stop_ids: torch.Tensor
     biases: torch.Tensor
     token_counts: torch.Tensor
-    prompt_bits: torch.Tensor
+    seen_bits: torch.Tensor
 
     @classmethod
     def zeros(cls, table: RowTable, device: torch.device) -> Tables:

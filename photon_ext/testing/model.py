@@ -112,6 +112,7 @@ class _Sampler:
         )
         self._tables = [torch.tensor([own, own], dtype=torch.int32) for own in words]
         self._rows, self._counts = self._tables[0], self._tables[DeltaTable.TOKEN_COUNTS]
+        self._seen = list(request.prompt_ids)
 
     def allow(self, ids: Collection[int]) -> None:
         """Leaves only ``ids``."""
@@ -131,6 +132,9 @@ class _Sampler:
     def count(self, token: int) -> None:
         """The answer has one more token."""
         self._counts[1, token] += 1
+        self._seen.append(token)
+        bits = prompt_bits(self._seen, self._counts.shape[1])
+        self._tables[DeltaTable.SEEN_BITS][1] = torch.tensor(bits, dtype=torch.int32)
 
 
 def hashed_logits(tokens: Sequence[int], vocab_size: int, seed: int) -> array[float]:

@@ -22,7 +22,7 @@ from tests.ops.numeric import ints, poisoned
 
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
 # of a row, in the tables behind the three that every step has
-EXTENSIONS = {"biases": 4, "token_counts": 40, "prompt_bits": 2, "extension": 5}
+EXTENSIONS = {"biases": 4, "token_counts": 40, "seen_bits": 2, "extension": 5}
 
 
 def float_bits(value: float) -> int:
@@ -48,7 +48,7 @@ class Step:
     stop_ids: Tensor
     biases: Tensor
     token_counts: Tensor
-    prompt_bits: Tensor
+    seen_bits: Tensor
     extension: Tensor
     deltas: Tensor
     segments: Tensor

@@ -165,3 +165,20 @@ def test_no_more_than_there_is_room_for(device: str, hopper: bool, width: int, a
         assert found.equal(before)
     else:
         assert found[0, 1::2].tolist() == [2, 1][: width // 2]
+
+
+def test_they_have_the_same_bits_among_many_rows(device: str) -> None:
+    """Where rows are so many that fewer blocks share one."""
+    asked: list[int | None] = [0, 3, MOST_LOGPROBS]
+    state, segments = rows_of(device, asked)
+    logits = 4 * randn(len(asked), 70_000, dtype=torch.bfloat16, device=device)
+    few, many = (
+        torch.zeros(rows, LOGPROB_WIDTH, dtype=torch.int32, device=device)
+        for rows in (len(asked), 97)
+    )
+    ops.sample(logits, segments, state, hopper=True, logprobs=few)
+    dead = 97 - len(asked)
+    others = torch.zeros(dead, 4, dtype=torch.int32, device=device)
+    of_many = torch.cat([logits, logits.new_zeros(dead, logits.shape[1])])
+    ops.sample(of_many, torch.cat([segments, others]), state, hopper=True, logprobs=many)
+    assert many[: len(asked)].equal(few)

@@ -38,7 +38,7 @@ def tables_of(
             for own in ([], *(bias_words(params) for params in rows))
         ],
         [counts] * (len(rows) + 1),
-        [prompt_bits(prompt, vocab)] * (len(rows) + 1),
+        [prompt_bits([*prompt, *answer], vocab)] * (len(rows) + 1),
     ]
     return [torch.tensor(table, dtype=torch.int32, device=device) for table in words]
 
@@ -224,6 +224,34 @@ def test_rows_without_such_tables_have_no_penalties(device: str, hopper: bool) -
         assert found.tolist() == [token]
 
 
+@pytest.mark.parametrize("bits", [0, 1, 3])
+def test_ids_without_bits_have_penalties_by_their_counts(
+    device: str, hopper: bool, bits: int
+) -> None:
+    """Where there is no table of bits, or it ends before the vocabulary."""
+    params = RowParams(seed=0, presence_penalty=2.0)
+    tables = tables_of(device, [params], 100, [], [99])[:5]
+    if bits:
+        tables.append(torch.zeros(2, bits, dtype=torch.int32, device=device))
+    logits, segments = torch.zeros(1, 100, device=device), segments_of(1, device)
+    logits[0, [50, 99]] = torch.tensor([1.0, 2.0], device=device)
+    found = ops.sample(logits, segments, tables[0], hopper=hopper, tables=tables)
+    assert found.tolist() == [50]
+
+
+def test_many_rows_are_sampled_as_few(device: str) -> None:
+    """Where they are so many that fewer blocks share a row."""
+    vocab, count = 70_000, 97
+    rows = mixed_rows(6, vocab, 1.0)
+    tables = tables_of(device, rows, vocab, list(range(0, vocab, 9)), [5, 9, 69_999])
+    logits = 3 * randn(len(rows), vocab, dtype=torch.bfloat16, device=device)
+    few = segments_of(len(rows), device)
+    many = torch.cat([few, torch.zeros(count - len(rows), 4, dtype=torch.int32, device=device)])
+    of_many = torch.cat([logits, logits.new_zeros(count - len(rows), vocab)])
+    found = ops.sample(of_many, many, tables[0], hopper=True, tables=tables)
+    assert_same_bits(found[: len(rows)], ops.sample(logits, few, tables[0], tables=tables))
+
+
 def test_tables_of_other_rows_are_refused(device: str) -> None:
     tables = tables_of(device, [RowParams(seed=0)], 3, [], [])
     logits, segments = torch.zeros(1, 3, device=device), segments_of(1, device)
@@ -253,6 +281,7 @@ def test_staged_tokens_of_the_answer_are_counted(device: str) -> None:
     ops.begin_step_(*step.arguments())
     assert step.token_counts.nonzero().tolist() == [[1, 22], [1, 39]]
     assert step.token_counts[1, [22, 39]].tolist() == [2, 1]
+    assert step.seen_bits.tolist() == [[0, 0], prompt_bits([22, 39], 64), [0, 0], [0, 0]]
 
 
 def test_sampled_tokens_are_counted(device: str) -> None:
@@ -265,6 +294,16 @@ def test_sampled_tokens_are_counted(device: str) -> None:
         ops.publish_(step.tables, record, ints(tokens, device), step.segments)
     assert step.token_counts.nonzero().tolist() == [[1, 39]]
     assert step.token_counts[1, 39] == 2
+    assert step.seen_bits.tolist() == [[0, 0], prompt_bits([39], 64), *[[0, 0]] * 3]
+
+
+def test_counted_tokens_leave_the_bits_of_others(device: str) -> None:
+    step = empty_step(device, row_state(device, {1: dict(COUNTED)}, 2), [[1, 0, 1, SAMPLE]], 1)
+    step.seen_bits[1] = ints(prompt_bits([2, 31, 33], 64), device)
+    record = poisoned(1, 5, dtype=torch.int32, device=device)
+    for token in (31, 35):
+        ops.publish_(step.tables, record, ints([token], device), step.segments)
+    assert step.seen_bits[1].tolist() == prompt_bits([2, 31, 33, 35], 64)
 
 
 def test_a_run_of_zeros_clears_counts(device: str) -> None:

@@ -71,13 +71,13 @@ def test_a_row_with_biases_and_penalties_has_three_more() -> None:
     for _ in range(2):  # the second time for one that was never launched
         table.write_row(2, [1] * ROW_COLUMNS, (7,), (5,))
         table.write_bias(2, [3, 9])
-        table.count_from(2, [6] * table.widths[DeltaTable.PROMPT_BITS])
+        table.count_from(2, [6] * table.widths[DeltaTable.SEEN_BITS])
     packet = table.take_deltas()
     found = [packet[at : at + 4] for at in range(DELTA_HEADER, DELTA_HEADER + 7 * 4, 4)]
     assert packet[:2] == [7, len(packet)]
     assert [run[:3] for run in found[3:5]] == [
         [DeltaTable.BIASES, 8, 2],
-        [DeltaTable.PROMPT_BITS, 2 * 258, 258],
+        [DeltaTable.SEEN_BITS, 2 * 258, 258],
     ]
     assert packet[found[3][3] :] == [3, 9, *[6] * 258]
     assert found[5:] == [

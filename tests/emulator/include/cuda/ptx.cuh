@@ -136,6 +136,7 @@ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row,
 
 // --- maths ---------------------------------------------------------------------------------------
 
+inline void prefetch_l2(const void*) {}
 inline float exp2_approx(float x) { return std::exp2(x); }
 
 // --- clusters ------------------------------------------------------------------------------------
