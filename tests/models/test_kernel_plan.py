@@ -22,6 +22,7 @@ from photon_ext.models.kernel_plan import (
     Target,
     Way,
     Ways,
+    batch_misfit,
     gpu_target,
     hopper_misfit,
     linears_misfit,
@@ -169,6 +170,24 @@ def test_on_a_cpu_nothing_goes_through_torch() -> None:
     assert {Ways().of(tokens) for tokens in (1, 33, 4096)} == {Way.OWN}
     hopper = plan_kernels(CONFIG, Target(runs_hopper=True), "bfloat16", "hopper")
     assert hopper == KernelPlan(True, Ways(ALL, ALL), Ways(ALL, ALL))
+
+
+def test_what_a_batchs_linears_do_not_take() -> None:
+    assert batch_misfit(CONFIG, H200, "bfloat16") is None
+    assert batch_misfit(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
+    assert batch_misfit(CONFIG, H200, "float16") == "the weights are float16, not bfloat16"
+    odd = replace(CONFIG, q_heads=96, kv_heads=1, head_dim=2)
+    assert batch_misfit(odd, H200, "bfloat16") == "qkv_size is 196, not a multiple of 8"
+
+
+def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why() -> None:
+    config = replace(CONFIG, intermediate=100)
+    plan = KernelPlan(True, Ways(0, 32, 128), Ways(0, 32, 128))
+    entries = kernel_table(Setting(config, H200, "bfloat16", plan))
+    assert runs(entries, "decode", "down") == [(1, 128, "tile"), (129, None, "cuBLAS")]
+    assert runs(entries, "decode", "o")[1] == (33, 128, "batch")
+    (why,) = {entry.why for entry in entries if entry.op == "down" and entry.least == 1}
+    assert why == "intermediate is 100, not a multiple of 64"
 
 
 def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
