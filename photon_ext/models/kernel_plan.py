@@ -166,8 +166,9 @@ def plan_kernels(
     plain = Ways(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
-    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
     fits = linears_misfit(config, target, dtype) is None
+    batch = torch_too and batch_misfit(config, target, dtype) is None
+    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, BATCH_TOKENS if batch else 0)
     return KernelPlan(True, fused, fused if fits else plain)
 
 

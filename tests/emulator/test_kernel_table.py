@@ -95,7 +95,7 @@ def expected(entries: list[Entry], step: str, tokens: dict[str, int]) -> set[str
 @pytest.mark.parametrize(
     ("shape", "exact", "backend", "dtype", "capability", "tokens"),
     [
-        (ROUND, False, None, "bfloat16", (9, 0), (1, 8, 9, 64, 65, 97)),
+        (ROUND, False, None, "bfloat16", (9, 0), (1, 8, 9, 32, 33, 64, 65, 97)),
         (ROUND, True, None, "bfloat16", (9, 0), (64, 65, 96, 97)),
         (ROUND, False, "portable", "bfloat16", (9, 0), (1, 32, 33)),
         (ROUND, False, "hopper", "bfloat16", (8, 0), (1, 33)),

@@ -280,7 +280,7 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
 def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     device: str, products: list[torch.Size]
 ) -> None:
-    count = FUSED_TOKENS + 2
+    count = BATCH_TOKENS + 2
     rows = [*range(1, count + 1)]
 
     def logits(exact: bool, batch: int) -> torch.Tensor:
@@ -304,7 +304,12 @@ def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     wide = logits(False, count)
     assert len(products) == (4 * 2 + 1) * through_torch
     assert (wide - exact).norm() < 0.05 * exact.norm()
-    assert torch.equal(logits(False, FUSED_TOKENS), exact[:FUSED_TOKENS])
+    for batch in (LEAST_BATCH_TOKENS, FUSED_TOKENS, FUSED_TOKENS + 1, BATCH_TOKENS):
+        own = logits(False, batch)
+        assert len(products) == (batch > FUSED_TOKENS) * through_torch  # the head
+        assert (own - exact[:batch]).norm() < 0.05 * exact[:batch].norm()
+    few = LEAST_BATCH_TOKENS - 1
+    assert torch.equal(logits(False, few), exact[:few])
     assert not products
 
 
@@ -349,7 +354,7 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
     sizes = {"max_len": len(LONG), "max_step_tokens": len(LONG)}
     exact = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes)
     usual = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes, exact=False)
-    short, whole = [Chunk(1, 0, LONG[:FUSED_TOKENS])], [Chunk(1, 0, LONG)]
+    short, whole = [Chunk(1, 0, LONG[: LEAST_BATCH_TOKENS - 1])], [Chunk(1, 0, LONG)]
     assert torch.equal(usual.prefill(short), exact.prefill(short))
     assert not products
     expected = usual.prefill(whole)

@@ -18,6 +18,7 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import (
     ALL,
+    BATCH_TOKENS,
     KernelPlan,
     Target,
     Way,
@@ -64,14 +65,13 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     name: str, step: str
 ) -> None:
     entries = table(NAMED_SHAPES.get(name, SMOLLM2))
-    for op in LINEARS:
-        assert runs(entries, step, op) == [
-            (1, 8, "narrow"),
-            (9, 64, "wide"),
-            (65, None, "cuBLAS"),
-        ]
-    assert runs(entries, step, "norms") == [(1, 64, "-"), (65, None, "rms_norm")]
-    assert runs(entries, step, "swiglu") == [(1, 64, "-"), (65, None, "silu_mul")]
+    few, many = (1, 8, "narrow"), (129, None, "cuBLAS")
+    for op in LINEARS[:-1]:
+        assert runs(entries, step, op) == [few, (9, 32, "wide"), (33, 128, "batch"), many]
+    assert runs(entries, step, "head") == [few, (9, 64, "wide"), (65, None, "cuBLAS")]
+    norms = [(1, 32, "-"), (33, 128, "sum_norm"), (129, None, "rms_norm")]
+    assert runs(entries, step, "norms") == norms
+    assert runs(entries, step, "swiglu") == [(1, 128, "-"), (129, None, "silu_mul")]
     assert runs(entries, step, "sampling") == [(1, None, "sample (clusters)")]
     assert [entry for entry in entries if entry.why] == []
 
@@ -170,6 +170,25 @@ def test_on_a_cpu_nothing_goes_through_torch() -> None:
     assert {Ways().of(tokens) for tokens in (1, 33, 4096)} == {Way.OWN}
     hopper = plan_kernels(CONFIG, Target(runs_hopper=True), "bfloat16", "hopper")
     assert hopper == KernelPlan(True, Ways(ALL, ALL), Ways(ALL, ALL))
+
+
+def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_adapters() -> None:
+    plan = plan_kernels(CONFIG, H200, "bfloat16")
+    assert plan.decode == plan.chunks == Ways(64, 32, BATCH_TOKENS)
+    ways = plan.decode
+    assert [ways.of(n) for n in (32, 33, 128, 129)] == [
+        Way.FUSED,
+        Way.BATCH,
+        Way.BATCH,
+        Way.TORCH,
+    ]
+    assert [ways.besides_batch(n) for n in (33, 64, 65)] == [Way.FUSED, Way.FUSED, Way.TORCH]
+    assert ways.uses_torch
+    assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
+    allowed = gpu_target((10, 0), hopper_on_10=True)
+    assert plan_kernels(CONFIG, allowed, "bfloat16").decode == Ways(64, 32)
+    odd = replace(CONFIG, hidden=200)
+    assert plan_kernels(odd, H200, "bfloat16").decode.batch_tokens == 0
 
 
 def test_what_a_batchs_linears_do_not_take() -> None:
