@@ -58,6 +58,7 @@ EMULATOR_FLAGS = (
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
 CHAINED = (
+    "batch_linear",
     "embedding",
     "kernels",
     "lora_link",

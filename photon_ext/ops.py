@@ -64,6 +64,8 @@ _NAMES = (
     "norm_linear_into",
     "linear_residual_",
     "norm_swiglu_into",
+    "swiglu_into",
+    "linear_norm_into",
     "lora_shrink_into",
     "lora_expand_",
     "lora_link_",
@@ -93,6 +95,8 @@ _fused_mlp = _op["fused_mlp_into"]
 _norm_linear = _op["norm_linear_into"]
 _linear_residual = _op["linear_residual_"]
 _norm_swiglu = _op["norm_swiglu_into"]
+_swiglu = _op["swiglu_into"]
+_linear_norm = _op["linear_norm_into"]
 _lora_shrink = _op["lora_shrink_into"]
 _lora_expand = _op["lora_expand_"]
 _lora_link = _op["lora_link_"]
@@ -446,9 +450,16 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
 
 
 def linear_into(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, counts: Tensor | None = None
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """``out = x @ weight.T + bias``, summed in float32 in an order that depends on k alone.
+    """``out = x @ weight.T + bias``, summed in float32 in an order that depends on k alone; with
+    `hopper` on T, n and k, never on other tokens.
 
     Args:
         out: [T, n], written.
@@ -458,8 +469,12 @@ def linear_into(
         counts: int32 [1 or more], its first element the number of leading tokens to compute, which
             the op reads on the device; below 0 is none, above T is all. The other tokens of out
             keep what they hold. None: all.
+        hopper: asks for the kernels for a batch of tokens, where the device runs Hopper kernels,
+            the dtype is bfloat16, k is a multiple of 64 and n of 8, and pointers and strides are
+            whole 16-byte vectors.
+        pdl: as in :func:`norm_linear_into`.
     """
-    _linear(out, x, weight, bias, counts)
+    _linear(out, x, weight, bias, counts, hopper, pdl)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -653,6 +668,76 @@ def norm_swiglu(
     out = x.new_empty(_size(x, 0), _size(gate_up_weight, 0) // 2)
     _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, hopper)
     return out
+
+
+def swiglu_into(
+    out: Tensor,
+    x: Tensor,
+    gate_up_weight: Tensor,
+    bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
+) -> None:
+    """``out = silu(x @ gate.T) * (x @ up.T)``. Without `hopper`, the bits are those of
+    :func:`linear_into` and :func:`silu_mul_into`: gate and up are rounded to the dtype.
+
+    Args:
+        out: [T, intermediate], written.
+        x: [T, hidden].
+        gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
+        bias: [2 * intermediate], the gate's first, or None.
+        counts: as in :func:`linear_into`.
+        hopper, pdl: as in :func:`linear_into`, n being intermediate.
+    """
+    _swiglu(out, x, gate_up_weight, bias, counts, hopper, pdl)
+
+
+def linear_norm_into(
+    out: Tensor,
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
+    workspace: Tensor | None = None,
+) -> None:
+    """``residual += x @ weight.T + bias``, the product rounded first, then ``out =
+    rms_norm(residual, norm_weight, eps)``. Without `hopper`, the bits are those of
+    :func:`linear_residual_` and :func:`rms_norm_into`.
+
+    Args:
+        out: [T, n], written.
+        residual: [T, n], updated.
+        x: [T, k].
+        weight: [n, k].
+        norm_weight: [n].
+        eps: added to the mean square.
+        bias: [n], or None.
+        counts: as in :func:`linear_into`.
+        hopper, pdl: as in :func:`linear_into`; for `hopper`, n is at most 16384, and there is a
+            workspace.
+        workspace: float32 [words], contiguous, at least :func:`linear_norm_workspace_words` of
+            this call's shapes; written.
+    """
+    _linear_norm(out, residual, x, weight, norm_weight, eps, bias, counts, hopper, pdl, workspace)
+
+
+def linear_norm_workspace_words(num_tokens: int, n: int) -> int:
+    """Words of the workspace that :func:`linear_norm_into` uses for up to `num_tokens` tokens of
+    `n` outputs: the sums of up to four parts of the columns.
+
+    ValueError: one of them is negative.
+    """
+    if min(num_tokens, n) < 0:
+        raise ValueError(
+            f"linear_norm_workspace_words: tokens {num_tokens}, n {n}; neither may be negative"
+        )
+    return 4 * num_tokens * n
 
 
 def linear_workspace_words(num_tokens: int, k: int) -> int:

@@ -678,7 +678,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear_into(
-    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, counts: Tensor | None = None
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.linear_into`: the tokens of out [T, n] within the counts are
     written.
@@ -813,6 +819,43 @@ def norm_swiglu_into(
     """
     num_tokens = _leading_tokens(x, counts)
     out[:num_tokens] = norm_swiglu(x[:num_tokens], norm_weight, eps, gate_up_weight, bias)
+
+
+def swiglu_into(
+    out: Tensor,
+    x: Tensor,
+    gate_up_weight: Tensor,
+    bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.swiglu_into`: the tokens of out [T, intermediate] within the counts
+    are written.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    out[:num_tokens] = silu_mul(linear(x[:num_tokens], gate_up_weight, bias))
+
+
+def linear_norm_into(
+    out: Tensor,
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    bias: Tensor | None = None,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
+    workspace: Tensor | None = None,
+) -> None:
+    """As :func:`photon_ext.ops.linear_norm_into`: the tokens of residual [T, n] within the counts
+    are updated, those of out [T, n] written.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    linear_residual_(residual, x, weight, bias, counts)
+    out[:num_tokens] = rms_norm(residual[:num_tokens], norm_weight, eps)
 
 
 # --- lora -----------------------------------------------------------------------------------------

@@ -25,4 +25,7 @@ constexpr int64_t linear_workspace_words(int64_t tokens, int64_t k) {
   return tokens * ((k + 1) / 2 + 1);
 }
 
+// The same of a linear whose output is normalized: sums of up to four parts of the columns.
+constexpr int64_t linear_norm_workspace_words(int64_t tokens, int64_t n) { return 4 * tokens * n; }
+
 }  // namespace photon

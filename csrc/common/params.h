@@ -138,6 +138,7 @@ struct RmsNormParams {
   int64_t tokens, hidden, out_stride, residual_stride, x_stride;
   float eps;
   DType dtype;
+  const int32_t* counts = nullptr;  // as below
 };
 
 struct LinearParams {
@@ -149,6 +150,9 @@ struct LinearParams {
                           // left as they are
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
   DType dtype;
+  bool hopper = false;  // here and below: kernels that sum in another order may run
+  bool pdl = false;     // such a kernel may start while those before it still run, and read its
+                        // weights and the counts
 };
 
 struct NormLinearParams {
@@ -162,9 +166,7 @@ struct NormLinearParams {
                             // 64 tokens take turns
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
   float eps;
-  bool hopper;  // here and below: kernels that sum in another order may run
-  bool pdl;     // such a kernel may start while those before it still run, and read its weights and
-                // the counts
+  bool hopper, pdl;
   DType dtype;
 };
 
@@ -188,6 +190,33 @@ struct NormSwigluParams {
   const int32_t* counts;    // [1] or null
   float* workspace;         // [linear_workspace_words(tokens, hidden)] or null, as above
   int64_t tokens, intermediate, hidden, out_stride, x_stride;
+  float eps;
+  bool hopper, pdl;
+  DType dtype;
+};
+
+struct SwigluParams {
+  void* out;              // [tokens, intermediate]
+  const void* x;          // [tokens, hidden]
+  const void* weight;     // [2 * intermediate, hidden], contiguous: gate rows, then up rows
+  const void* bias;       // [2 * intermediate] or null
+  const int32_t* counts;  // [1] or null
+  int64_t tokens, intermediate, hidden, out_stride, x_stride;
+  bool hopper, pdl;
+  DType dtype;
+};
+
+struct LinearNormParams {
+  void* out;                // [tokens, n]: residual, normalized
+  void* residual;           // [tokens, n] += x W^T + bias, the product rounded before it is added
+  const void* x;            // [tokens, k]
+  const void* weight;       // [n, k]
+  const void* bias;         // [n] or null
+  const void* norm_weight;  // [n]
+  const int32_t* counts;    // [1] or null
+  float* workspace;         // [linear_norm_workspace_words(tokens, n)] or null, in which case no
+                            // Hopper kernel runs
+  int64_t tokens, n, k, out_stride, residual_stride, x_stride, weight_stride;
   float eps;
   bool hopper, pdl;
   DType dtype;

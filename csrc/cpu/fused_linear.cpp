@@ -1,5 +1,5 @@
-// norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, with
-// the tensors between them in scratch.
+// norm_linear, linear_residual, norm_swiglu, swiglu and linear_norm: what the separate ops compute,
+// bit for bit, with the tensors between them in scratch.
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 #include "cpu/scratch.h"
@@ -55,14 +55,29 @@ void norm_swiglu(const NormSwigluParams& p) {
   if (tokens == 0) return;
   const void* const normed =
       normed_tokens(p.x, p.norm_weight, tokens, p.hidden, p.x_stride, p.eps, p.dtype);
-  const int64_t rows = 2 * p.intermediate;
+  swiglu({p.out, normed, p.weight, p.bias, nullptr, tokens, p.intermediate, p.hidden, p.out_stride,
+          p.hidden, false, false, p.dtype});
+}
+
+void swiglu(const SwigluParams& p) {
+  const int64_t tokens = leading_tokens(p.tokens, p.counts), rows = 2 * p.intermediate;
+  if (tokens == 0) return;
   thread_local Scratch scratch;
   void* const gate_up = scratch.floats(
       tokens *
       rows);  // of dtype; in one run, because gate and up rows by turns are read more slowly
-  linear({gate_up, normed, p.weight, p.bias, nullptr, tokens, rows, p.hidden, rows, p.hidden,
+  linear({gate_up, p.x, p.weight, p.bias, nullptr, tokens, rows, p.hidden, rows, p.x_stride,
           p.hidden, p.dtype});
   silu_mul({p.out, gate_up, tokens, p.intermediate, p.out_stride, rows, p.dtype});
+}
+
+void linear_norm(const LinearNormParams& p) {
+  const int64_t tokens = leading_tokens(p.tokens, p.counts);
+  if (tokens == 0) return;
+  linear_residual({p.residual, p.x, p.weight, p.bias, nullptr, tokens, p.n, p.k, p.residual_stride,
+                   p.x_stride, p.weight_stride, false, false, p.dtype});
+  rms_norm({p.out, nullptr, p.residual, p.norm_weight, tokens, p.n, p.out_stride, 0,
+            p.residual_stride, p.eps, p.dtype});
 }
 
 }  // namespace photon::cpu

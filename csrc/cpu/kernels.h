@@ -26,6 +26,8 @@ void fused_mlp(const FusedMlpParams& p);
 void norm_linear(const NormLinearParams& p);
 void linear_residual(const LinearResidualParams& p);
 void norm_swiglu(const NormSwigluParams& p);
+void swiglu(const SwigluParams& p);
+void linear_norm(const LinearNormParams& p);
 
 void rope_append_kv(const RopeAppendKvParams& p);
 void paged_attention(const PagedAttentionParams& p);

@@ -1,6 +1,7 @@
-// norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, in one
-// kernel; or the Hopper kernels.
+// norm_linear, linear_residual, norm_swiglu, swiglu and linear_norm: what the separate ops compute,
+// bit for bit, in one kernel (linear_norm: two); or the Hopper kernels.
 #include "common/fallbacks.h"
+#include "cuda/batch_linear.h"
 #include "cuda/kernels.h"
 #include "cuda/linear_tile.cuh"
 #include "cuda/stream_linear.h"
@@ -40,6 +41,29 @@ int norm_swiglu(const NormSwigluParams& p, void* stream) {
       {p.out, p.x, p.norm_weight, p.weight, p.bias, p.counts, p.tokens, p.intermediate, p.hidden,
        p.out_stride, p.x_stride, p.hidden, p.eps, p.dtype},
       stream);
+}
+
+int swiglu(const SwigluParams& p, void* stream) {
+  if (p.tokens == 0 || p.intermediate == 0) return 0;
+  if (p.hopper && runs_hopper("swiglu_into", batch_misfit(p))) return batch_swiglu(p, stream);
+  return multiply<Finish::kSwiglu, false>(
+      {p.out, p.x, nullptr, p.weight, p.bias, p.counts, p.tokens, p.intermediate, p.hidden,
+       p.out_stride, p.x_stride, p.hidden, 0.0f, p.dtype},
+      stream);
+}
+
+int linear_norm(const LinearNormParams& p, void* stream) {
+  if (p.tokens == 0 || p.n == 0) return 0;
+  if (p.hopper && runs_hopper("linear_norm_into", batch_misfit(p)))
+    return batch_linear_norm(p, stream);
+  const int error = multiply<Finish::kAdd, false>(
+      {p.residual, p.x, nullptr, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.residual_stride,
+       p.x_stride, p.weight_stride, 0.0f, p.dtype},
+      stream);
+  if (error != 0) return error;
+  return rms_norm({p.out, nullptr, p.residual, p.norm_weight, p.tokens, p.n, p.out_stride, 0,
+                   p.residual_stride, p.eps, p.dtype, p.counts},
+                  stream);
 }
 
 }  // namespace photon::cuda

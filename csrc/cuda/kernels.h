@@ -32,6 +32,8 @@ int fused_mlp(const FusedMlpParams& p, void* stream);
 int norm_linear(const NormLinearParams& p, void* stream);
 int linear_residual(const LinearResidualParams& p, void* stream);
 int norm_swiglu(const NormSwigluParams& p, void* stream);
+int swiglu(const SwigluParams& p, void* stream);
+int linear_norm(const LinearNormParams& p, void* stream);
 
 int rope_append_kv(const RopeAppendKvParams& p, void* stream);
 int paged_attention(const PagedAttentionParams& p, void* stream);

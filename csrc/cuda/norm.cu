@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const RmsNorm
   __shared__ float partial[kWarpSize];
   wait_for_earlier();
   const int64_t token = blockIdx.x;
+  if (p.counts != nullptr && token >= load_fresh(p.counts)) return;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * kPack,
                 step = static_cast<int64_t>(blockDim.x) * kPack;
   const auto load = [&](int64_t d) { return load_input<T, kVector>(p, token, d); };

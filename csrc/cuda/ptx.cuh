@@ -302,6 +302,13 @@ __device__ inline float exp2_approx(float x) {
   return power;
 }
 
+// 1 / x to about one unit in the last place; of infinity 0.
+__device__ inline float reciprocal_approx(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
+
 // --- clusters ------------------------------------------------------------------------------------
 
 __device__ inline uint32_t cluster_rank() {

@@ -6,7 +6,8 @@ namespace photon::ops {
 namespace {
 
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
-            const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_) {
+            const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
+            bool pdl) {
   Args arg("linear_into");
   const LinearArgs args(arg, "out", out_, x_, weight_, bias_, counts_);
 
@@ -14,6 +15,8 @@ void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
   args.fill(p);
   p.out = args.out.data<void>();
   p.out_stride = args.out.stride(0);
+  p.hopper = hopper;
+  p.pdl = pdl;
   PHOTON_DISPATCH(linear, args.out, p);
 }
 

@@ -37,7 +37,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   // linear
   m.def(
       "linear_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
-      "counts=None) -> ()");
+      "counts=None, bool hopper=False, bool pdl=False) -> ()");
   m.def("gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
@@ -58,6 +58,13 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
       "gate_up_weight, Tensor? bias=None, "
       "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
+  m.def(
+      "swiglu_into(Tensor(a!) out, Tensor x, Tensor gate_up_weight, Tensor? bias=None, Tensor? "
+      "counts=None, bool hopper=False, bool pdl=False) -> ()");
+  m.def(
+      "linear_norm_into(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, Tensor "
+      "norm_weight, float eps, Tensor? bias=None, Tensor? counts=None, bool hopper=False, bool "
+      "pdl=False, Tensor(c!)? workspace=None) -> ()");
   // lora
   m.def(
       "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state) "

@@ -2,9 +2,10 @@
 
 A step is described on the device only (decode_meta, segments, counts, page_table), buffers have
 fixed addresses, and nothing is allocated, so a forward can be captured once per shape and replayed
-at any position. There are two ways through a layer: op by op, with residual adds folded into the
-norm that follows, on every device and with torch's matrix products; and, with the Hopper kernels,
-by linears fused with what comes before or after them, around the attention of a decode step (five
+at any position. There are three ways through a layer: op by op, with residual adds folded into the
+norm that follows, on every device and with torch's matrix products; with the Hopper kernels for a
+batch, by linears that end in SwiGLU or in the next norm; and, with the other Hopper kernels, by
+linears fused with what comes before or after them, around the attention of a decode step (five
 ops a layer), of chunks (six), or of a mixed step, where the counts on the device tell decode tokens
 from chunks (seven).
 """
@@ -116,6 +117,7 @@ class Decoder:
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
         self._linear_workspace = self._spare_words() if self.plan.chunks.fused_tokens else None
+        self._batch_workspace = self._batch_words()
         self.embeds = (
             torch.zeros(embeds_tokens, config.hidden, dtype=weights.dtype, device=weights.device)
             if embeds_tokens
@@ -139,6 +141,15 @@ class Decoder:
             return spare.new_empty(needed)
         return spare if spare.numel() >= needed else None
 
+    def _batch_words(self) -> torch.Tensor | None:
+        """The workspace of a batch's linears."""
+        most = max(self.plan.decode.batch_tokens, self.plan.chunks.batch_tokens)
+        if most == 0:
+            return None
+        tokens = min(most, self.max_step_tokens)
+        words = ops.linear_norm_workspace_words(tokens, self.config.hidden)
+        return torch.zeros(words, dtype=torch.float32, device=self.weights.device)
+
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
@@ -147,7 +158,14 @@ class Decoder:
     @property
     def activation_bytes(self) -> int:
         workspace = None if self.lora is None else self._linear_workspace  # else of the arena
-        others = self._attention, self.lora, self.embeds, self._region, workspace
+        others = (
+            self._attention,
+            self.lora,
+            self.embeds,
+            self._region,
+            workspace,
+            self._batch_workspace,
+        )
         return self._arena.memory.nbytes + sum(one.nbytes for one in others if one is not None)
 
     @property
@@ -173,16 +191,19 @@ class Decoder:
         if step.spatial and self._region is not None:
             self._region.embed(buffers.residual, step)
         ways = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
-        counts, way = step.counts[Count.TOKENS :], ways.of(num_tokens)
+        counts = step.counts[Count.TOKENS :]
+        way = ways.besides_batch(num_tokens) if step.lora else ways.of(num_tokens)
         if way is Way.FUSED and step.lora and not self._has_links:
             way = Way.OWN
         if way is Way.FUSED:
             self._fused_layers(step, buffers, counts)
+        elif way is Way.BATCH:
+            self._batch_layers(step, buffers, counts)
         else:
             self._layers(step, buffers, counts, way)
         if step.score is not None:
             self._score_tokens(step, buffers, ways)
-        self._write_logits(step, buffers, ways.of(segments))
+        self._write_logits(step, buffers, ways.besides_batch(segments))
         step.logits = buffers.logits
 
     def _write_logits(self, step: StepTensors, buffers: Activations, way: Way) -> None:
@@ -203,7 +224,7 @@ class Decoder:
         assert step.score is not None
         for begin in range(step.decode_tokens, end, len(room)):
             logits = room[: end - begin]
-            way = ways.of(len(logits))
+            way = ways.besides_batch(len(logits))
             part = self._head_input(buffers, way)[begin : begin + len(logits)]
             self._project(logits, part, self._head, None, way)
             step.score(logits, begin)
@@ -286,6 +307,45 @@ class Decoder:
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
             following = (index + 1, "qkv") if index + 1 < len(self.weights.layers) else None
             self._link(residual, step, (index, "down"), following)
+
+    def _batch_layers(self, step: StepTensors, buffers: Activations, counts: torch.Tensor) -> None:
+        """From `buffers.residual`, the embeddings, to the output of the last layer: there, and
+        normalized in `buffers.normed`. What starts early is as in fused layers.
+        """
+        layers, eps = self.weights.layers, self.config.rms_eps
+        ops.rms_norm_into(buffers.normed, buffers.residual, layers[0].input_norm, eps)
+        norms = [layer.input_norm for layer in layers[1:]] + [self.weights.final_norm]
+        for index, (layer, following) in enumerate(zip(layers, norms, strict=True)):
+            ops.linear_into(buffers.qkv, buffers.normed, *layer.qkv, counts, hopper=True, pdl=True)
+            self._attention.run(index, layer, step, buffers, fused=True)
+            self._batch_linear_norm(buffers, buffers.attention, layer.o, layer.post_norm, counts)
+            ops.swiglu_into(
+                buffers.act, buffers.normed, *layer.gate_up, counts, hopper=True, pdl=True
+            )
+            self._batch_linear_norm(buffers, buffers.act, layer.down, following, counts)
+
+    def _batch_linear_norm(
+        self,
+        buffers: Activations,
+        x: torch.Tensor,
+        linear: Linear,
+        norm: torch.Tensor,
+        counts: torch.Tensor,
+    ) -> None:
+        """Adds to `buffers.residual`, which is normalized in `buffers.normed`."""
+        ops.linear_norm_into(
+            buffers.normed,
+            buffers.residual,
+            x,
+            linear.weight,
+            norm,
+            self.config.rms_eps,
+            linear.bias,
+            counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._batch_workspace,
+        )
 
     def _fused_gate_up(
         self,

@@ -27,6 +27,10 @@ ALL = sys.maxsize  # tokens: a bound that no step reaches
 OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for so many tokens
 FUSED_TOKENS = 64
+# And steps of so many go through the Hopper linears for a batch instead, on GPUs where these are
+# faster than the fused ones and than torch's products
+LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
+BATCH_CAPABILITY = (9, 0)
 HEAD_DIMS = (64, 96, 128, 256)  # those of split_attention.h and chunk_attention.h
 # those of even_attention.h; and its pages hold a multiple of so many positions
 EVEN_HEAD_DIMS, EVEN_PAGE = (64, 128), 16
@@ -74,6 +78,7 @@ class Way(Enum):
     """How a step goes through the linears of its layers, and through the head."""
 
     FUSED = "fused ops"  # with their norms, SwiGLU and residuals, by Hopper kernels where they fit
+    BATCH = "a batch's linears"  # which sum in an order that depends on the number of tokens
     OWN = "op by op"
     TORCH = "op by op, products by torch"
 
@@ -81,11 +86,13 @@ class Way(Enum):
 @dataclass(frozen=True)
 class Ways:
     """Steps of up to `fused_tokens` tokens go the way FUSED, others of up to `own_tokens` OWN, and
-    those of more TORCH. ConfigError: one is no integer from 0 on.
+    those of more TORCH; but from `LEAST_BATCH_TOKENS` up to `batch_tokens` BATCH. ConfigError: one
+    is no integer from 0 on.
     """
 
     fused_tokens: int = 0
     own_tokens: int = ALL
+    batch_tokens: int = 0
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
@@ -95,9 +102,15 @@ class Ways:
     @property
     def uses_torch(self) -> bool:
         """Whether steps of some number of tokens multiply through torch."""
-        return max(self.fused_tokens, self.own_tokens) < ALL
+        return max(self.fused_tokens, self.own_tokens, self.batch_tokens) < ALL
 
     def of(self, tokens: int) -> Way:
+        if LEAST_BATCH_TOKENS <= tokens <= self.batch_tokens:
+            return Way.BATCH
+        return self.besides_batch(tokens)
+
+    def besides_batch(self, tokens: int) -> Way:
+        """The way of what a batch's linears do not do: the head, and steps with adapters."""
         if tokens <= self.fused_tokens:
             return Way.FUSED
         return Way.OWN if tokens <= self.own_tokens else Way.TORCH
@@ -141,10 +154,10 @@ def plan_kernels(
     """The plan of a model with weights of `dtype` ("bfloat16") on a device. To change parts of it,
     use dataclasses.replace.
 
-    `backend`: None is hopper where it runs. `exact`: nothing goes through torch, because the order
-    in which its products sum depends on the number of tokens, and nothing is dealt evenly, which
-    depends on the step. It does not say whether the Hopper kernels take all of the model, which an
-    exact engine asks: `hopper_misfit` does.
+    `backend`: None is hopper where it runs. `exact`: nothing goes through torch or a batch's
+    linears, because the order in which their products sum depends on the number of tokens, and
+    nothing is dealt evenly, which depends on the step. It does not say whether the Hopper kernels
+    take all of the model, which an exact engine asks: `hopper_misfit` does.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
     others in a chunk than where it decodes, but, unless `even`, no others for what rides beside it.
@@ -159,8 +172,9 @@ def plan_kernels(
     plain = Ways(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
-    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
     fits = linears_misfit(config, target, dtype) is None
+    batch = torch_too and batch_misfit(config, target, dtype) is None
+    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, BATCH_TOKENS if batch else 0)
     return KernelPlan(True, fused, fused if fits else plain, even=torch_too)
 
 
@@ -210,6 +224,15 @@ def linear_misfit(
     if not normalizes and config.hidden % 8:
         return f"hidden is {config.hidden}, not a multiple of 8"
     return None
+
+
+def batch_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+    """Of the linears for a batch."""
+    if target.capability != BATCH_CAPABILITY:
+        return "the device's compute capability is not 9.0"
+    if config.qkv_size % VECTOR:
+        return f"qkv_size is {config.qkv_size}, not a multiple of {VECTOR}"
+    return linears_misfit(config, target, dtype)
 
 
 def decode_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:

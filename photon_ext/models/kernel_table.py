@@ -19,6 +19,7 @@ from typing import NamedTuple
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     ALL,
+    LEAST_BATCH_TOKENS,
     KernelPlan,
     Target,
     Way,
@@ -47,6 +48,8 @@ class Kernel(Enum):
     WIDE = "wide"
     TALL = "tall"
     TALL_NORM = "norm"
+    BATCH = "batch"
+    SUM_NORM = "sum_norm"  # behind o and down; in front of the first layer stands rms_norm
     TILE = "tile"
     TORCH = "cuBLAS"
     RMS_NORM = "rms_norm"
@@ -100,6 +103,8 @@ def kernel_table(setting: Setting) -> list[Entry]:
     for step, ways in (("decode", setting.plan.decode), ("chunks", setting.plan.chunks)):
         bounds = {NARROW_TOKENS, WIDE_TOKENS, SPLIT_TOKENS, EVEN_TOKENS}
         bounds |= {ways.fused_tokens, ways.own_tokens}
+        if ways.batch_tokens:
+            bounds |= {LEAST_BATCH_TOKENS - 1, ways.batch_tokens}
         starts = [1, *sorted(bound + 1 for bound in bounds if 0 < bound < ALL)]
         for op, choose in _ops(setting, step, ways).items():
             runs = groupby(starts, choose)
@@ -133,10 +138,10 @@ def _ops(one: Setting, step: str, ways: Ways) -> dict[str, Callable[[int], Chose
         "o": linear("q_size", False),
         "gate, up": linear("hidden", True),
         "swiglu": lambda tokens: Chosen(
-            Kernel.WITHIN if ways.of(tokens) is Way.FUSED else Kernel.SILU_MUL
+            Kernel.WITHIN if ways.of(tokens) in (Way.FUSED, Way.BATCH) else Kernel.SILU_MUL
         ),
         "down": linear("intermediate", False),
-        "head": linear("hidden", True),
+        "head": lambda tokens: _linear(one, ways.besides_batch(tokens), tokens, "hidden", True),
         "sampling": lambda _: _sampling(one),
     }
 
@@ -151,6 +156,8 @@ def _linear(one: Setting, way: Way, tokens: int, columns: str, normalizes: bool)
     misfit = linear_misfit(one.config, one.target, one.dtype, columns, normalizes)
     if misfit is not None:
         return Chosen(Kernel.TILE, misfit)
+    if way is Way.BATCH:
+        return Chosen(Kernel.BATCH)
     if tokens <= NARROW_TOKENS:
         return Chosen(Kernel.NARROW)
     if tokens > WIDE_TOKENS and normalizes and not _has_workspace(one):
@@ -168,7 +175,7 @@ def _has_workspace(one: Setting) -> bool:
 
 def _norms(one: Setting, way: Way, tokens: int) -> Chosen:
     if way is not Way.FUSED:
-        return Chosen(Kernel.RMS_NORM)
+        return Chosen(Kernel.SUM_NORM if way is Way.BATCH else Kernel.RMS_NORM)
     tall = _linear(one, way, tokens, "hidden", True).kernel is Kernel.TALL
     return Chosen(Kernel.TALL_NORM if tall else Kernel.WITHIN)
 

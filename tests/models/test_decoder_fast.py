@@ -14,7 +14,13 @@ import torch
 import photon_ext
 from photon_ext import hopper_runs, ops
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.kernel_plan import FUSED_TOKENS, KernelPlan, Ways
+from photon_ext.models.kernel_plan import (
+    BATCH_TOKENS,
+    FUSED_TOKENS,
+    LEAST_BATCH_TOKENS,
+    KernelPlan,
+    Ways,
+)
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import DEAD, Chunk, Harness
@@ -274,7 +280,7 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
 def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     device: str, products: list[torch.Size]
 ) -> None:
-    count = FUSED_TOKENS + 2
+    count = BATCH_TOKENS + 2
     rows = [*range(1, count + 1)]
 
     def logits(exact: bool, batch: int) -> torch.Tensor:
@@ -298,7 +304,44 @@ def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     wide = logits(False, count)
     assert len(products) == (4 * 2 + 1) * through_torch
     assert (wide - exact).norm() < 0.05 * exact.norm()
-    assert torch.equal(logits(False, FUSED_TOKENS), exact[:FUSED_TOKENS])
+    for batch in (LEAST_BATCH_TOKENS, FUSED_TOKENS, FUSED_TOKENS + 1, BATCH_TOKENS):
+        own = logits(False, batch)
+        assert len(products) == (batch > FUSED_TOKENS) * through_torch  # the head
+        assert (own - exact[:batch]).norm() < 0.05 * exact[:batch].norm()
+    few = LEAST_BATCH_TOKENS - 1
+    assert torch.equal(logits(False, few), exact[:few])
+    assert not products
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batchs_linears_serve_decode_rows_chunks_and_both(
+    device: str, products: list[torch.Size], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each layer ends in two norms; bias and norms of q and k included."""
+    called, op = [], ops.linear_norm_into
+    monkeypatch.setattr(
+        ops, "linear_norm_into", lambda *a, **options: called.append(len(a[0])) or op(*a, **options)
+    )
+    ways = Ways(FUSED_TOKENS, FUSED_TOKENS, BATCH_TOKENS)
+    plan, count = KernelPlan(hopper=True, decode=ways, chunks=ways), LEAST_BATCH_TOKENS + 1
+    for name in ("llama-6-2-64-tied", "llama-7-1-96-biased", "qwen3-4-2-128"):
+        sizes = {"rows": count, "max_step_tokens": BATCH_TOKENS}
+        exact = harness(name, device, torch.bfloat16, hopper=True, **sizes)
+        batch = harness(name, device, torch.bfloat16, hopper=True, plan=plan, **sizes)
+        rows = [*range(1, count)]
+        steps = []
+        for decoder in (exact, batch):
+            prompts = decoder.prefill([Chunk(row, 0, PROMPT[row % 7 :][:2]) for row in rows])
+            decoded = decoder.decode(rows, [2] * len(rows), rows)
+            mixed = decoder.mixed(
+                [Chunk(row, 3, [row]) for row in rows[:3]], [Chunk(count, 0, PROMPT)]
+            )
+            steps.append([prompts, decoded, mixed])
+        layers = exact.decoder.config.layers
+        assert called == [66] * 2 * layers + [33] * 2 * layers + [43] * 2 * layers
+        called.clear()
+        for one, other in zip(*steps, strict=True):
+            assert (one - other).norm() < 0.05 * one.norm()
     assert not products
 
 
@@ -311,7 +354,7 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
     sizes = {"max_len": len(LONG), "max_step_tokens": len(LONG)}
     exact = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes)
     usual = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes, exact=False)
-    short, whole = [Chunk(1, 0, LONG[:FUSED_TOKENS])], [Chunk(1, 0, LONG)]
+    short, whole = [Chunk(1, 0, LONG[: LEAST_BATCH_TOKENS - 1])], [Chunk(1, 0, LONG)]
     assert torch.equal(usual.prefill(short), exact.prefill(short))
     assert not products
     expected = usual.prefill(whole)

@@ -18,10 +18,12 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import (
     ALL,
+    BATCH_TOKENS,
     KernelPlan,
     Target,
     Way,
     Ways,
+    batch_misfit,
     even_attention_misfit,
     gpu_target,
     hopper_misfit,
@@ -64,14 +66,13 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     name: str, step: str
 ) -> None:
     entries = table(NAMED_SHAPES.get(name, SMOLLM2))
-    for op in LINEARS:
-        assert runs(entries, step, op) == [
-            (1, 8, "narrow"),
-            (9, 64, "wide"),
-            (65, None, "cuBLAS"),
-        ]
-    assert runs(entries, step, "norms") == [(1, 64, "-"), (65, None, "rms_norm")]
-    assert runs(entries, step, "swiglu") == [(1, 64, "-"), (65, None, "silu_mul")]
+    few, many = (1, 8, "narrow"), (129, None, "cuBLAS")
+    for op in LINEARS[:-1]:
+        assert runs(entries, step, op) == [few, (9, 32, "wide"), (33, 128, "batch"), many]
+    assert runs(entries, step, "head") == [few, (9, 64, "wide"), (65, None, "cuBLAS")]
+    norms = [(1, 32, "-"), (33, 128, "sum_norm"), (129, None, "rms_norm")]
+    assert runs(entries, step, "norms") == norms
+    assert runs(entries, step, "swiglu") == [(1, 128, "-"), (129, None, "silu_mul")]
     assert runs(entries, step, "sampling") == [(1, None, "sample (clusters)")]
     many = [("attention of chunks", 4097, "a step of more than 4096 tokens")]
     assert [(entry.op, entry.least, entry.why) for entry in entries if entry.why] == many
@@ -189,6 +190,43 @@ def test_on_a_cpu_nothing_goes_through_torch() -> None:
     assert {Ways().of(tokens) for tokens in (1, 33, 4096)} == {Way.OWN}
     hopper = plan_kernels(CONFIG, Target(runs_hopper=True), "bfloat16", "hopper")
     assert hopper == KernelPlan(True, Ways(ALL, ALL), Ways(ALL, ALL))
+
+
+def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_adapters() -> None:
+    plan = plan_kernels(CONFIG, H200, "bfloat16")
+    assert plan.decode == plan.chunks == Ways(64, 32, BATCH_TOKENS)
+    ways = plan.decode
+    assert [ways.of(n) for n in (32, 33, 128, 129)] == [
+        Way.FUSED,
+        Way.BATCH,
+        Way.BATCH,
+        Way.TORCH,
+    ]
+    assert [ways.besides_batch(n) for n in (33, 64, 65)] == [Way.FUSED, Way.FUSED, Way.TORCH]
+    assert ways.uses_torch
+    assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
+    allowed = gpu_target((10, 0), hopper_on_10=True)
+    assert plan_kernels(CONFIG, allowed, "bfloat16").decode == Ways(64, 32)
+    odd = replace(CONFIG, hidden=200)
+    assert plan_kernels(odd, H200, "bfloat16").decode.batch_tokens == 0
+
+
+def test_what_a_batchs_linears_do_not_take() -> None:
+    assert batch_misfit(CONFIG, H200, "bfloat16") is None
+    assert batch_misfit(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
+    assert batch_misfit(CONFIG, H200, "float16") == "the weights are float16, not bfloat16"
+    odd = replace(CONFIG, q_heads=96, kv_heads=1, head_dim=2)
+    assert batch_misfit(odd, H200, "bfloat16") == "qkv_size is 196, not a multiple of 8"
+
+
+def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why() -> None:
+    config = replace(CONFIG, intermediate=100)
+    plan = KernelPlan(True, Ways(0, 32, 128), Ways(0, 32, 128))
+    entries = kernel_table(Setting(config, H200, "bfloat16", plan))
+    assert runs(entries, "decode", "down") == [(1, 128, "tile"), (129, None, "cuBLAS")]
+    assert runs(entries, "decode", "o")[1] == (33, 128, "batch")
+    (why,) = {entry.why for entry in entries if entry.op == "down" and entry.least == 1}
+    assert why == "intermediate is 100, not a multiple of 64"
 
 
 def test_ways_of_fewer_than_no_tokens_are_refused() -> None:

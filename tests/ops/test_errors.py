@@ -271,6 +271,29 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             "bias has shape [8] with strides [2], expected a contiguous tensor",
         ),
         (
+            "swiglu_into",
+            {0: narrower},
+            "gate_up_weight has shape [8, 6], expected [6, 6] ([2 x intermediate of out, hidden of "
+            "x])",
+        ),
+        (
+            "linear_norm_into",
+            {0: narrower},
+            "out has shape [3, 4], expected [3, 5] ([tokens of x, n of weight])",
+        ),
+        (
+            "linear_norm_into",
+            {1: longer},
+            "residual has shape [4, 5], expected [3, 5] ([tokens of x, n of weight])",
+        ),
+        (
+            "linear_norm_into",
+            {4: narrower},
+            "norm_weight has shape [4], expected [5] ([n of weight])",
+        ),
+        ("linear_norm_into", {5: -1.0}, "eps is -1, expected a finite number, 0 or more"),
+        ("linear_norm_into", {10: lambda words: words[1:]}, "workspace has shape [59], expected"),
+        (
             "norm_swiglu_into",
             {6: lambda counts: counts[None]},
             "counts has shape [1, 1], expected 1 dimension [tokens to compute]",
@@ -748,6 +771,31 @@ def test_a_linear_has_its_workspace_apart(name: str, place: int, argument: str) 
     arguments[place] = within(arguments[place])
     with pytest.raises(RuntimeError, match=f"^{name}: workspace shares memory with {argument}"):
         overload(name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("place", "argument"), [(0, "out"), (1, "residual"), (2, "x"), (4, "norm_weight")]
+)
+def test_linear_norm_has_its_workspace_apart(place: int, argument: str) -> None:
+    arguments = list(CASES["linear_norm_into"]("cpu", TOKENS))
+    memory, other = torch.zeros(64), arguments[place]
+    arguments[10] = memory[: arguments[10].numel()]
+    arguments[place] = memory[1 : 1 + other.numel()].view(other.shape)
+    with pytest.raises(RuntimeError, match=f"workspace shares memory with {argument}"):
+        overload("linear_norm_into")(*arguments)
+
+
+def test_linear_norm_has_its_output_apart_from_the_residual() -> None:
+    arguments = list(CASES["linear_norm_into"]("cpu", TOKENS))
+    arguments[0] = arguments[1]
+    with pytest.raises(RuntimeError, match=r"^linear_norm_into: out shares memory with residual"):
+        overload("linear_norm_into")(*arguments)
+
+
+@pytest.mark.parametrize(("num_tokens", "n"), [(-1, 64), (1, -64)])
+def test_sums_of_no_size_have_no_workspace(num_tokens: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"tokens {num_tokens}, n {n}; neither may be negative"):
+        ops.linear_norm_workspace_words(num_tokens, n)
 
 
 @pytest.mark.parametrize(("num_tokens", "k"), [(-1, 64), (1, -64)])

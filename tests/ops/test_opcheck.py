@@ -175,6 +175,18 @@ def norm_swiglu(device: str, size: int) -> Arguments:
     )
 
 
+def swiglu(device: str, size: int) -> Arguments:
+    out, x, _, _, weight, bias, counts, *_ = norm_swiglu(device, size)
+    return out, x, weight, bias, counts, True
+
+
+def linear_norm(device: str, size: int) -> Arguments:
+    residual, x, weight, bias, counts = linear(device, size)
+    out, norm = torch.zeros_like(residual), floats(5, device=device, seed=4)
+    words = torch.zeros(ops.linear_norm_workspace_words(size, 5), device=device)
+    return out, residual, x, weight, norm, 1e-5, bias, counts, True, False, words
+
+
 def lora_rows(device: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
     meta, _ = tokens_and_segments([(row, 2, 1) for row in range(1, size + 1)], device)
     slots = {row: {RowColumn.LORA_SLOT: row % 3} for row in range(1, size + 1)}
@@ -294,6 +306,8 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "norm_linear_into": norm_linear,
     "linear_residual_": linear_residual,
     "norm_swiglu_into": norm_swiglu,
+    "swiglu_into": swiglu,
+    "linear_norm_into": linear_norm,
     "lora_shrink_into": lora_shrink,
     "lora_expand_": lora_expand,
     "lora_link_": lora_link,

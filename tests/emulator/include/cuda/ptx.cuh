@@ -138,6 +138,7 @@ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row,
 
 inline void prefetch_l2(const void*) {}
 inline float exp2_approx(float x) { return std::exp2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
 
 // --- clusters ------------------------------------------------------------------------------------
 

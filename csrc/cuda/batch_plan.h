@@ -1,0 +1,97 @@
+// How the linears of a batch (batch_linear.cuh) divide their work: by number of tokens and shape
+// alone, for the 132 SMs of an H100 or H200.
+//
+// What was found on an H200 (benchmarks/lab/batch.cu), and is the rule here: a CTA for each SM, in
+// as few waves as possible. Not more CTAs than need be read the same tokens at once, so tiles have
+// 64 rows or 96 at least, and where that leaves a share of few rows, tiles of 64 tokens. Rings as
+// large as leaves room for a CTA of the next kernel on the same SM, but for SwiGLU of many rows by
+// 128 tokens, where three stages are too few.
+#pragma once
+#include <cstdint>
+
+#include "cuda/residency.cuh"
+
+namespace photon::cuda::batch {
+
+// What a kernel makes of its sums. kOutput: outputs. kSwiglu: SwiGLU of two. kPartial: the sums
+// themselves, for one part of the columns, which sum_norm_kernel adds up.
+enum class Finish { kOutput, kSwiglu, kPartial };
+
+constexpr int kBatchSms = 132;
+constexpr int kBatchBlockTokens = 64;  // a tile has one block of tokens, or two
+constexpr int kBatchRowBytes = 128;    // of a stage: 64 columns
+constexpr int kBatchMaxStages = 16;
+constexpr int kBatchBarrierBytes = 3 * kBatchMaxStages * 8;
+constexpr int kBatchSplits = 4;  // parts of the columns where sums are left for the norm
+
+struct Plan {
+  int blocks;                   // of 64 tokens, of a tile
+  int rows;                     // of the weight, of a tile
+  int splits;                   // parts of the columns
+  int x_stages, weight_stages;  // of the rings
+  int shared_bytes;             // of a CTA
+};
+
+constexpr int kBatchRows[] = {32, 64, 80, 96, 128, 152, 160, 192};
+
+// Whether there is such a kernel.
+constexpr bool has_batch_rows(Finish finish, int rows) {
+  switch (finish) {
+    case Finish::kOutput:
+      return rows == 64 || rows == 96 || rows == 128;
+    case Finish::kSwiglu:
+      return rows == 96 || rows == 128 || rows == 152 || rows == 192;
+    case Finish::kPartial:
+      return rows <= 128 || rows == 160;
+  }
+  return false;
+}
+
+constexpr int64_t batch_units(int64_t all, int64_t each) { return (all + each - 1) / each; }
+
+// Rows of a tile: those by which the waves of CTAs go through the fewest; of equals the most.
+constexpr int batch_rows(Finish finish, int64_t rows, int64_t parts, int least) {
+  int best = 0;
+  int64_t fewest = INT64_MAX;
+  for (const int each : kBatchRows) {
+    if (!has_batch_rows(finish, each) || each < least) continue;
+    const int64_t waves = batch_units(batch_units(rows, each) * parts, kBatchSms);
+    if (waves * each > fewest) continue;
+    fewest = waves * each;
+    best = each;
+  }
+  return best;
+}
+
+// Fills the rings: what x leaves is for rows.
+constexpr Plan with_rings(Plan plan) {
+  const int x_bytes = plan.blocks * kBatchBlockTokens * kBatchRowBytes;
+  const int stages = (plan.shared_bytes - kBatchBarrierBytes - plan.x_stages * x_bytes) /
+                     (plan.rows * kBatchRowBytes);
+  plan.weight_stages = stages < kBatchMaxStages ? stages : kBatchMaxStages;
+  return plan;
+}
+
+// Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` slices of 64 columns.
+constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps) {
+  Plan plan{};
+  const bool has_blocks = tokens > kBatchBlockTokens;
+  const int64_t wanted =
+      finish == Finish::kPartial ? kBatchSplits : (finish == Finish::kOutput && has_blocks ? 2 : 1);
+  plan.splits = static_cast<int>(wanted < steps ? wanted : steps);
+  const bool is_narrow = rows * plan.splits < 48 * kBatchSms && finish != Finish::kOutput;
+  plan.blocks = has_blocks && !is_narrow ? 2 : 1;
+  const int64_t token_tiles = batch_units(tokens, plan.blocks * kBatchBlockTokens);
+  const int least = finish == Finish::kPartial
+                        ? (plan.blocks == 2 ? 64 : 32)
+                        : (finish == Finish::kOutput && plan.blocks == 1 ? 64 : 96);
+  plan.rows = batch_rows(finish, rows, token_tiles * plan.splits, least);
+  const bool is_alone = plan.blocks == 2 && plan.rows > 128 && finish == Finish::kSwiglu;
+  plan.shared_bytes = is_alone                     ? kOnlyBlock
+                      : finish == Finish::kPartial ? kLargerBlock
+                                                   : kSmallerBlock;
+  plan.x_stages = is_alone ? 6 : plan.blocks == 2 ? 3 : plan.rows > 96 ? 4 : 6;
+  return with_rings(plan);
+}
+
+}  // namespace photon::cuda::batch
