@@ -26,7 +26,7 @@ FAST = {
     "split_attention": "split_attention_kernel",
 }
 # whose kernels have no code for compute capability 8.0
-NO_LOADS = ("even_attention", "stream_linear", "stream_tall", "warp_attention")
+NO_LOADS = ("batch_linear", "even_attention", "stream_linear", "stream_tall", "warp_attention")
 
 
 def with_ptx() -> list[str]:

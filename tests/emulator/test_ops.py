@@ -22,6 +22,7 @@ CompletedTests: TypeAlias = "subprocess.CompletedProcess[str]"
 
 FAMILIES = (
     "attention",
+    "batch_linear",
     "chunk_attention",
     "embedding",
     "even_attention",
@@ -65,7 +66,8 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
         tuple(f"ops/test_{family}" for family in FAMILIES if family != "chunk_attention"),
         "(not test_fused_linear or counts or strided or as_near or more_columns) and not "
         "((in_one_run or however_many_blocks) and (256 or 24-2-128)) and not "
-        "(around_the_groups and (264-576 or 80-1088))",
+        "(around_the_groups and (264-576 or 80-1088)) and not "
+        "(test_batch_linear and (264-576 or 130 or portable))",
         {},
     ),
     # Two passes of an exchange, by one cluster.

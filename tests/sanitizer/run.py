@@ -44,6 +44,7 @@ TESTS = (
     "tests/ops/test_mlp.py",
     "tests/ops/test_embedding.py",
     "tests/ops/test_fused_linear.py",
+    "tests/ops/test_batch_linear.py",
     "tests/ops/test_split_attention.py",
     "tests/ops/test_chunk_attention.py",
     "tests/ops/test_mixed_attention.py",
@@ -53,7 +54,7 @@ TESTS = (
 # processes each, of 30 to 70 tests
 TOOLS = {"racecheck": 20, "memcheck": 10, "synccheck": 10}
 # For how many barriers of a block synccheck keeps room: its own guess is too low where they are an
-# array, and then it fails. A block has up to 41, yet with 64 it ran out of room where kernels that
+# array, and then it fails. A block has up to 48, yet with 64 it ran out of room where kernels that
 # lay them out in several ways had run in one process.
 OPTIONS = {"synccheck": ("--num-cuda-barriers", "256")}
 # What a tool takes for an error and is none: PTX lets the two roles of lora_link arrive at a named

@@ -55,6 +55,7 @@ LEFT_OUT = frozenset(
         "test_a_token_has_the_same_bits_in_one_run_and_in_several",
         "test_a_step_that_fills_the_device_has_the_bits_of_small_ones",
         "test_many_tokens_of_the_models_have_the_bits_of_few",
+        "test_shapes_of_models",
         "test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut",
         "test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head",
         "test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head",
