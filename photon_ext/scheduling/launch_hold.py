@@ -19,12 +19,13 @@ FIRST_LAUNCH_US, RAISED, LOWERED = 200.0, 1.25, 0.9975
 
 class LaunchHold:
     """With two steps in flight whoever arrives waits for both. The device needs the second only
-    when the first ends: so its launch is held until shortly before, by what others like it took, if
-    they are timed. A time is rather too short than too long: then a launch is earlier than it had
-    to be, where else the device would wait.
+    when the first ends: so its launch is held until shortly before, by what others of its key took,
+    if they are timed. A time is rather too short than too long: then a launch is earlier than it
+    had to be, where else the device would wait.
 
     The margin before the end covers what plan and launch took lately, too. Short steps are followed
-    at once, as are those that nothing is known of.
+    at once, as are those that nothing is known of, and those with prompts, whose times differ: in a
+    burst the device waited a millisecond behind some of them.
     """
 
     def __init__(
@@ -35,8 +36,8 @@ class LaunchHold:
         """
         self._enabled = enabled
         self._clock = clock
-        self._us: dict[tuple[StepKey, int], float] = {}
-        self._latest: tuple[StepKey, int] | None = None
+        self._us: dict[StepKey, float] = {}
+        self._latest: StepKey | None = None  # of the latest step; None: one with prompts
         self._begin_ns = 0  # when the latest step began, as far as that can be told
         self._expected_us = 0.0  # what it takes; 0: that is not known
         self._due_ns: int | None = None  # when the next launch was to begin; None: nobody asked
@@ -68,8 +69,8 @@ class LaunchHold:
             longer = now - self._due_ns > 1e3 * self._launch_us
             self._launch_us *= RAISED if longer else LOWERED
             self._due_ns = None
-        self._latest, self._begin_ns = _class_of(step), now
-        self._expected_us = self._us.get(self._latest, 0.0)
+        self._latest, self._begin_ns = None if step.chunks else step.key, now
+        self._expected_us = self._us.get(step.key, 0.0) if self._latest else 0.0
 
     def committed(self, result: StepResult) -> None:
         """A step was committed: what is in flight behind it runs."""
@@ -77,17 +78,12 @@ class LaunchHold:
         if not self._enabled or step is None:
             return
         self._begin_ns, self._due_ns = self._clock(), None
-        if step.span is None:
+        if step.span is None or step.chunks:
             return
         if result.zombies == step.num_rows:  # a step of dead rows alone ends early
             return
-        us, alike = step.span.length_us(), _class_of(step)
-        known = self._us.get(alike, us)
-        self._us[alike] = us = us if us < known else known + WEIGHT * (us - known)
-        if alike == self._latest:
+        us = step.span.length_us()
+        known = self._us.get(step.key, us)
+        self._us[step.key] = us = us if us < known else known + WEIGHT * (us - known)
+        if step.key == self._latest:
             self._expected_us = us
-
-
-def _class_of(step: Step) -> tuple[StepKey, int]:
-    """Steps that take about the same: of one key, and of prompt tokens within a factor of two."""
-    return step.key, (sum(chunk.num_tokens for chunk in step.chunks) - 1).bit_length()

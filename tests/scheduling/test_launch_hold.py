@@ -10,6 +10,7 @@ from photon_ext.runtime import StepKey, StepResult
 from photon_ext.scheduling.launch_hold import FIRST_LAUNCH_US, LEAST_MARGIN_US, LaunchHold
 
 DECODE = StepKey(8, 0, 0, False)
+MANY = StepKey(16, 0, 0, False)
 MIXED = StepKey(8, 64, 4, False)
 
 
@@ -80,13 +81,19 @@ def test_a_launch_is_held_until_a_margin_before_the_running_step_ends() -> None:
 def test_nothing_is_held_behind_a_step_that_nothing_is_known_of() -> None:
     held = Held()
     held.step(8000)
-    held.launch(MIXED, 64)
+    held.launch(MANY)
     assert held.held_us() == 0
-    held.step(8000, MIXED, 64)
-    held.launch(MIXED, 33)
+    held.step(8000, MANY)
+    held.launch(MANY)
     assert held.held_us() > 0
-    held.launch(MIXED, 31)  # less than half of it
-    assert held.held_us() == 0
+
+
+def test_nothing_is_held_behind_prompts_whose_times_differ() -> None:
+    held = Held()
+    for _ in range(3):
+        held.step(8000, MIXED, 64)
+        held.launch(MIXED, 64)
+        assert held.held_us() == 0
 
 
 @pytest.mark.parametrize(("us", "holds"), [(100, False), (1999, False), (2001, True)])
