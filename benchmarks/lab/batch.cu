@@ -19,8 +19,7 @@
 // to 3.0, and the two norms 4.4 and 6.5. Lost: asking L2 for 2 to 16 steps of the weight ahead
 // (+0.5 to +7 us), letting the next kernel start behind the last request (+5), beginning at other
 // columns in each CTA (+0.5), giving a stage back at once (-0.1 to +0.9), rings of 76 KiB beside
-// one of 150
-// (+18), and tiles of 256 tokens.
+// one of 150 (+18), and tiles of 256 tokens.
 #include "cuda/batch_linear.cu"
 
 #include <algorithm>

@@ -19,6 +19,7 @@ struct Noise {
   uint32_t seed_low, seed_high, position;
 
   PHOTON_HOST_DEVICE bool greedy() const { return !(temperature > 0.0f); }
+  PHOTON_HOST_DEVICE float divisor() const { return temperature; }  // of what noise is added to
   PHOTON_HOST_DEVICE float scaled(float logit) const { return scaled_logit(logit, temperature); }
   // By what logits are multiplied where they are scaled at all.
   PHOTON_HOST_DEVICE float scale() const { return greedy() ? 1.0f : 1.0f / temperature; }

@@ -106,7 +106,7 @@ __device__ __noinline__ Candidate searched_best(float top) {
   const Filter& filter = shared.plan.filter;
   const AnyRow row = AnyRow::of(shared);
   const ThreadVectors share = own_vectors<kBlocks>(part_of_row<kBlocks>());
-  const ScaledRow<AnyRow> scaled{row, share, noise.temperature, top};
+  const ScaledRow<AnyRow> scaled{row, share, noise.divisor(), top};
   RowFilter<AnyRow, kBlocks> at_work{scaled, shared.search};
   __syncthreads();  // what shares its memory is read no more
   if (threadIdx.x == 0) shared.search.listed = 0;
@@ -140,13 +140,13 @@ template <typename AnyRow, int kBlocks, typename Shared>
 __device__ __noinline__ Drawn filtered_best() {
   Shared& shared = shared_as<Shared>();
   const Filter& filter = shared.plan.filter;
-  const float temperature = shared.plan.noise.temperature;
+  const float divisor = shared.plan.noise.divisor();
   const AnyRow row = AnyRow::of(shared);
   const int part = part_of_row<kBlocks>();
   const ThreadVectors share = own_vectors<kBlocks>(part);
   const float largest = gather_groups<kBlocks>(largest_score(row, share), shared.list);
-  const float top = scaled_logit(largest, temperature);
-  const ScaledRow<AnyRow> scaled{row, share, temperature, top};
+  const float top = scaled_logit(largest, divisor);
+  const ScaledRow<AnyRow> scaled{row, share, divisor, top};
   const FilterList<AnyRow, kBlocks> list{scaled, filter, {part, shared.list}};
   const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShort : filter.top_p != 0;
   if (may_be_few && list.fill()) return {list.draw(shared.plan.noise), true};

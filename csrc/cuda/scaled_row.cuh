@@ -10,10 +10,10 @@ template <typename AnyRow>
 struct ScaledRow {
   const AnyRow& row;
   const ThreadVectors share;
-  const float temperature;
+  const float divisor;
   const float top;  // the largest scaled logit
 
-  __device__ float scaled(float score) const { return scaled_logit(score, temperature); }
+  __device__ float scaled(float score) const { return scaled_logit(score, divisor); }
 
   // kTooFar where there is no candidate, too.
   __device__ uint32_t distance_of(float score) const {
@@ -26,7 +26,7 @@ struct ScaledRow {
     constexpr float kSlack = 0x1p-19f;
     const float below = (static_cast<float>(limit) + 1.0f) * (1.0f / kDistanceUnits);
     const float lowest = top - below - (fabsf(top) + below) * kSlack;
-    return lowest * temperature - fabsf(lowest * temperature) * kSlack;
+    return lowest * divisor - fabsf(lowest * divisor) * kSlack;
   }
 
   // Calls body(id, scaled logit, distance) for those of the thread's ids that are not beyond

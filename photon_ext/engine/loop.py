@@ -3,8 +3,8 @@
 One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step
 t):
 
-    admit      cancels and passed deadlines are taken, waiting requests get rows and pages; for as
-               long as step t is going to run anyway, whoever arrives
+    admit      cancels and passed deadlines are taken, waiting requests get rows and pages; while a
+               launch is held, whoever arrives
     plan       who rides in step t+1
     launch     step t+1 is enqueued
     commit     step t is read: tokens in columns, stops, constraints advance
@@ -116,7 +116,8 @@ class EngineLoop:
 
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
-        probe.begin(Phase.COLLECT)
+        seen = probe.active is not None  # a look that nobody asks for takes a microsecond
+        probe.begin(Phase.HOLD if seen and self._has_work() else Phase.COLLECT)
         arrivals = self._queue.collect(self._rest_s)
         probe.end()
         for sequence in arrivals.submitted:

@@ -25,6 +25,7 @@ class Phase(Enum):
     MASK = "mask"
     FINALIZE = "finalize"
     DELIVER = "deliver"
+    HOLD = "hold"  # takes new requests, for as long as a launch is held
     COLLECT = "collect"  # takes new requests, and sleeps while there is nothing to do
 
 

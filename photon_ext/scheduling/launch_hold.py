@@ -21,7 +21,8 @@ class LaunchHold:
     """With two steps in flight whoever arrives waits for both. The device needs the second only
     when the first ends: so its launch is held until shortly before, by what others of its key took,
     if they are timed. A time is rather too short than too long: then a launch is earlier than it
-    had to be, where else the device would wait.
+    had to be, where else the device would wait. A step is taken to begin when the host
+    commits the one before; where that is late, so is the launch, by one margin at most.
 
     The margin before the end covers what plan and launch took lately, too. Short steps are followed
     at once, as are those that nothing is known of, and those with prompts, whose times differ: in a
@@ -74,10 +75,12 @@ class LaunchHold:
 
     def committed(self, result: StepResult) -> None:
         """A step was committed: what is in flight behind it runs."""
-        step = result.step
-        if not self._enabled or step is None:
+        if not self._enabled:
             return
-        self._begin_ns, self._due_ns = self._clock(), None
+        self._begin_ns, self._due_ns, step = self._clock(), None, result.step
+        if step is None:  # nothing runs: nobody is held, and what comes next is late for no launch
+            self._expected_us = 0.0
+            return
         if step.span is None or step.chunks:
             return
         if result.zombies == step.num_rows:  # a step of dead rows alone ends early

@@ -175,3 +175,15 @@ def test_a_late_wake_up_is_part_of_what_a_launch_takes() -> None:
     assert held.hold.left_s() == 0
     held.launch()
     assert held.hold._launch_us > before
+
+
+def test_time_without_work_is_no_part_of_what_a_launch_takes() -> None:
+    held = Held()
+    held.step(8000)
+    held.hold.left_s()  # behind the last step, in the turn that finds nothing to launch
+    held.hold.committed(StepResult())
+    assert held.held_us() == 0
+    before = held.hold._launch_us
+    held.now += 1e6
+    held.launch()
+    assert held.hold._launch_us <= before

@@ -58,6 +58,7 @@ class Cause(Enum):
     SYNC = "synchronizing call"
     PAGEABLE = "pageable copy"
     ALLOCATION = "allocation"
+    HOLD = "held launch"
     COLLECT = "requests"
     CALLER = "other code of the host"
     DESCHEDULED = "descheduled"  # the system had taken the host stream's thread off the CPU
@@ -73,6 +74,7 @@ _PHASES = {
     Phase.MASK: Cause.MASK,
     Phase.FINALIZE: Cause.LAUNCH,
     Phase.DELIVER: Cause.DELIVER,
+    Phase.HOLD: Cause.HOLD,
     Phase.COLLECT: Cause.COLLECT,
 }
 _CALLS = {
