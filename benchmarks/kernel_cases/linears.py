@@ -21,12 +21,15 @@ MLP_MEMORY = 1 << 30
 
 
 class Projection(NamedTuple):
-    """A weight [n, k] of a model, and the fused op that reads it in a decode step."""
+    """A weight [n, k] of a model, and the fused ops that read it in a decode step: of few tokens,
+    and of a batch.
+    """
 
     what: str
     n: int
     k: int
     fused: str
+    batch: str = ""
 
 
 def projections(config: ModelConfig) -> list[Projection]:
@@ -34,9 +37,9 @@ def projections(config: ModelConfig) -> list[Projection]:
     hidden, intermediate = config.hidden, config.intermediate
     return [
         Projection("qkv", config.qkv_size, hidden, "norm_linear_into"),
-        Projection("o", hidden, config.q_size, "linear_residual_"),
-        Projection("gate_up", 2 * intermediate, hidden, "norm_swiglu_into"),
-        Projection("down", hidden, intermediate, "linear_residual_"),
+        Projection("o", hidden, config.q_size, "linear_residual_", "linear_norm_into"),
+        Projection("gate_up", 2 * intermediate, hidden, "norm_swiglu_into", "swiglu_into"),
+        Projection("down", hidden, intermediate, "linear_residual_", "linear_norm_into"),
         Projection("lm_head", config.vocab, hidden, "norm_linear_into"),
     ]
 
@@ -54,8 +57,11 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
                 ways = [(each.fused, "hopper")]
             if batch == 1:
                 ways.append(("gemv_into", "plain"))
-            for op, way in ways:
-                make, at = partial(_linear, op, weights), setting._replace(batch=batch, way=way)
+            makes = [(op, way, _linear) for op, way in ways]
+            if each.batch and batch < MANY_TOKENS:
+                makes += [(each.batch, way, _batch_linear) for way in WAYS]
+            for op, way, made in makes:
+                make, at = partial(made, op, weights), setting._replace(batch=batch, way=way)
                 plans.append(Plan((op,), what, at, make, memory))
         yield plans
     sizes = [setting._replace(batch=batch) for batch in batches if batch < MANY_TOKENS]
@@ -99,6 +105,37 @@ def _linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
         torch.mul(F.silu(gate), up, out=out)
 
     return case("F.rms_norm, torch.mm, F.silu, torch.mul", swiglu, gain, eps)
+
+
+def _batch_linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
+    """One op of those that steps of a batch have, on each weight matrix in turn."""
+    every, eps, batch = weights(), at.config.rms_eps, at.batch
+    n, k = every.shape[1:]
+    x = at.normal(batch, k)
+    if op == "swiglu_into":
+        act = at.unwritten(batch, n // 2)
+
+        def swiglu(weight: torch.Tensor) -> None:
+            gate, up = torch.mm(x, weight.t()).chunk(2, dim=-1)
+            torch.mul(F.silu(gate), up, out=act)
+
+        moved = every[0].nbytes + x.nbytes + act.nbytes
+        calls = "torch.mm, F.silu, torch.mul", swiglu
+        return rotated_case(at, op, every, lambda w: (act, x, w), (0,), moved, calls)
+    out, residual, gain = at.unwritten(batch, n), at.normal(batch, n, seed=1), at.gain(n)
+    words = ops.linear_norm_workspace_words(batch, n)
+    workspace = torch.zeros(words, dtype=torch.float32, device=at.device)
+
+    def added(weight: torch.Tensor) -> None:
+        torch.addmm(residual, x, weight.t(), out=residual)
+        out.copy_(F.rms_norm(residual, (n,), gain, eps))
+
+    moved = every[0].nbytes + x.nbytes + 3 * out.nbytes + gain.nbytes
+    calls, options = ("torch.addmm, F.rms_norm", added), {"workspace": workspace}
+    arguments = out, residual, x
+    return rotated_case(
+        at, op, every, lambda w: (*arguments, w, gain, eps), (0, 1), moved, calls, options
+    )
 
 
 def _mlp(at: Setting) -> Case:
