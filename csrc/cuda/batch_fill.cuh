@@ -19,7 +19,7 @@ struct Filler {
 
   // All lanes. Rows at once: no kernel before this one writes them.
   __device__ void run() const {
-    Place x_at, weight_at;
+    Stage x_at, weight_at;
     for (int i = 0; i < min(p.weight_stages, tile.steps); ++i) copy_rows(i, weight_at);
     wait_for_earlier();
     fence_async_global();
@@ -36,7 +36,7 @@ struct Filler {
  private:
   // A lane is elected anew for each copy: were it kept, the compiler would make a loop over lanes
   // of each.
-  __device__ void copy_rows(int step, Place& at) const {
+  __device__ void copy_rows(int step, Stage& at) const {
     if (is_elected()) {
       const int first = tile.row_tile * kOutputs<kRows, kFinish>, slice = tile.first_step + step;
       const TensorPlace from = kFinish == Finish::kSwiglu
@@ -50,7 +50,7 @@ struct Filler {
     at.advance(p.weight_stages);
   }
 
-  __device__ void copy_tokens(int step, Place& at) const {
+  __device__ void copy_tokens(int step, Stage& at) const {
     if (is_elected()) {
       Barrier* const full = &rings.x_full[at.index];
       arrive_expecting(full, R::kXBytes);

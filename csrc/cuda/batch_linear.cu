@@ -2,6 +2,7 @@
 #include "cuda/batch_linear.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "common/hopper_columns.h"
 #include "cuda/batch_linear.cuh"
@@ -56,15 +57,19 @@ int launch_kernel(const Params& p, const Plan& plan, bool pdl, void* stream) {
   return launch(batch_kernel<kBlocks, kRows, kFinish>, shape, stream, p);
 }
 
-template <Finish kFinish, int kRows, int... kMore>
+template <Finish kFinish, size_t kAt = 0>
 int launch_rows(const Params& p, const Plan& plan, bool pdl, void* stream) {
-  if constexpr (has_batch_rows(kFinish, kRows)) {
-    if (plan.rows == kRows)
-      return plan.blocks == 2 ? launch_kernel<2, kRows, kFinish>(p, plan, pdl, stream)
-                              : launch_kernel<1, kRows, kFinish>(p, plan, pdl, stream);
+  if constexpr (kAt == std::size(kBatchRows)) {
+    return cudaErrorInvalidValue;
+  } else {
+    constexpr int kRows = kBatchRows[kAt];
+    if constexpr (has_batch_rows(kFinish, kRows)) {
+      if (plan.rows == kRows)
+        return plan.blocks == 2 ? launch_kernel<2, kRows, kFinish>(p, plan, pdl, stream)
+                                : launch_kernel<1, kRows, kFinish>(p, plan, pdl, stream);
+    }
+    return launch_rows<kFinish, kAt + 1>(p, plan, pdl, stream);
   }
-  if constexpr (sizeof...(kMore) > 0) return launch_rows<kFinish, kMore...>(p, plan, pdl, stream);
-  return cudaErrorInvalidValue;
 }
 
 // What a launch multiplies: x [tokens, k] by the weight's rows, of which SwiGLU has 2n.
@@ -90,7 +95,7 @@ int launch_plan(Params p, const Plan& plan, const Operands& of, bool pdl, void* 
       kPairs ? make_pair_map(p.weight, of.weight, p.n, of.k, outputs)
              : make_half_tile_map(p.weight, 1, of.weight, p.n, of.k, of.weight_stride, plan.rows);
   if (error != 0) return error;
-  return launch_rows<kFinish, 32, 64, 80, 96, 128, 152, 160, 192>(p, plan, pdl, stream);
+  return launch_rows<kFinish>(p, plan, pdl, stream);
 }
 
 template <Finish kFinish>

@@ -23,7 +23,7 @@ __device__ void multiply(const Params& p, const Tile& tile, const Rings<kBlocks,
                          int group, float (&sums)[kRows / 2]) {
   using R = Rings<kBlocks, kRows>;
   const int lane = threadIdx.x % kWarpSize;
-  Place x_at, weight_at;
+  Stage x_at, weight_at;
 #pragma unroll 1
   for (int step = 0; step < tile.steps; ++step) {
     wait_barrier(&rings.weight_full[weight_at.index], weight_at.parity);

@@ -5,6 +5,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/ring_stage.cuh"
 #include "cuda/warpgroup.cuh"
 
 namespace photon::cuda::batch {
@@ -80,19 +81,6 @@ struct Rings {
     weight_full = reinterpret_cast<Barrier*>(x + p.x_stages * kXBytes);
     x_full = weight_full + kBatchMaxStages;
     empty = x_full + kBatchMaxStages;
-  }
-};
-
-// A place in a ring, and how often it has gone round.
-struct Place {
-  int index = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int stages) {
-    if (++index == stages) {
-      index = 0;
-      parity ^= 1;
-    }
   }
 };
 

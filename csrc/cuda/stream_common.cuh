@@ -28,6 +28,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/ring_stage.cuh"
 #include "cuda/stamps.cuh"
 
 namespace photon::cuda::stream_linear {
@@ -201,19 +202,6 @@ struct Ring {
   int stages, stage_bytes;
 
   __device__ unsigned char* stage(int index) const { return at + index * stage_bytes; }
-};
-
-// A place in a ring, and how often it has gone round.
-struct Stage {
-  int index = 0;
-  uint32_t parity = 0;
-
-  __device__ void advance(int stages) {
-    if (++index == stages) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
 };
 
 // --- outputs -------------------------------------------------------------------------------------

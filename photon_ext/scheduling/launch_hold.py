@@ -21,8 +21,8 @@ class LaunchHold:
     """With two steps in flight whoever arrives waits for both. The device needs the second only
     when the first ends: so its launch is held until shortly before, by what others of its key took,
     if they are timed. A time is rather too short than too long: then a launch is earlier than it
-    had to be, where else the device would wait. A step is taken to begin when the host
-    commits the one before; where that is late, so is the launch, by one margin at most.
+    had to be, where else the device would wait. A step is taken to begin when the host commits the
+    one before; where that is late, so is the launch, by one margin at most.
 
     The margin before the end covers what plan and launch took lately, too. Short steps are followed
     at once, as are those that nothing is known of, and those with prompts, whose times differ: in a
