@@ -56,8 +56,9 @@ class EngineOptions:
         prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
-            and more that take hardly longer; while more rows are in their prompts than decode, or
-            have more than four chunks of them left, all of `chunk` rides, however long the step
+            and more that take hardly longer. While rows have more than two chunks left of their
+            prompts the step may take 2.5 times as long; while more rows are in their prompts than
+            decode, or have more than 16 chunks left, all of `chunk` rides, however long the step
             takes. "separate": prefill and decode steps take turns. The answers are the same. None:
             "mixed" where prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included; None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TypeAlias
 
-SLOWDOWN = 2.0  # a mixed step takes at most so many times as long as its decode rows alone
-SLACK = 1.25  # where any prompt token makes it longer: times as long as the smallest share
+SLOWDOWN = 2.0  # of a mixed step: so many times as long as its decode rows alone, at most
+DEAR = 1.5  # where the smallest share takes more, it is not for its tokens alone
+SLACK = 1.25  # times as long as the smallest share, where that is more
 WEIGHT = 1 / 8  # of a measurement in a smoothed time
 DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
 
@@ -22,8 +23,9 @@ class CostTable:
     bucket begins with the smallest share, and tries the next one when measurements allow. A share
     that turns out too slow is one slow step, and is tried again after many others.
 
-    Where a mixed step takes longer than that with the smallest share already, for what it costs
-    besides its tokens, those shares are allowed which take hardly longer, within SLACK.
+    Mixing itself has a price, which may be most of what the smallest share takes. So those shares
+    are allowed, too, which take hardly longer than that one, within SLACK; and where it is DEAR, a
+    larger share is expected to take no longer, until it is measured.
 
     Attributes:
         shares: the numbers of prompt tokens to choose from, ascending.
@@ -45,12 +47,14 @@ class CostTable:
         if tokens:
             self._doubt(rows, tokens)
 
-    def allowed(self, rows: Rows) -> int:
-        """The largest share that may ride beside so many decode rows; at least the smallest."""
+    def allowed(self, rows: Rows, slowdown: float = SLOWDOWN) -> int:
+        """The largest share with which a step of so many decode rows takes at most `slowdown` times
+        as long as they do alone; at least the smallest.
+        """
         alone, best = self._alone(rows), self.shares[0]
         if alone is None and (rows, best) in self._us:
             return self.shares[:2][-1]  # two shares will tell what the rows take alone
-        limit = self._limit(rows)
+        limit = self._limit(rows, slowdown)
         for share in self.shares[1:]:
             us = self._us.get((rows, share)) or self._expected(rows, best, share)
             if limit is None or us is None or us > limit:
@@ -86,23 +90,38 @@ class CostTable:
             return None
         return shorter - max(longer - shorter, 0.0) * less / (more - less)
 
-    def _limit(self, rows: Rows) -> float | None:
+    def _limit(self, rows: Rows, slowdown: float = SLOWDOWN) -> float | None:
         """How long a mixed step may take; None: that is not known yet."""
         alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
         if alone is None:
             return None
-        return max(SLOWDOWN * alone, SLACK * (least or 0.0) if self._is_dear(rows) else 0.0)
+        return max(slowdown * alone, SLACK * (least or 0.0))
 
     def _is_dear(self, rows: Rows) -> bool:
-        """Whether the smallest share takes longer than SLOWDOWN allows."""
+        """Whether the smallest share takes so long that it is not for its tokens alone."""
         alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
-        return alone is not None and least is not None and least > SLOWDOWN * alone
+        return alone is not None and least is not None and least > DEAR * alone
 
     def _expected(self, rows: Rows, share: int, larger: int) -> float | None:
-        """The time with a larger share, from that with `share`: no longer, where it is not the
-        tokens that take the time.
+        """The time with a larger share, on the line through that with `share` and the one below it:
+        the decode step, or where mixing is dear the next smaller share; without one, no longer.
         """
-        alone, us = self._alone(rows), self._us.get((rows, share))
-        if alone is None or us is None:
+        below, us = self._below(rows, share), self._us.get((rows, share))
+        if below is None or us is None:
             return None
-        return us if self._is_dear(rows) else alone + max(us - alone, 0.0) * larger / share
+        tokens, less = below
+        if tokens == share:
+            return us
+        return us + max(us - less, 0.0) * (larger - share) / (share - tokens)
+
+    def _below(self, rows: Rows, share: int) -> tuple[int, float] | None:
+        """Fewer tokens than `share` and their time, or `share` itself where it is the smallest that
+        tells; None: what the rows take alone is not known.
+        """
+        alone = self._alone(rows)
+        if alone is None or not self._is_dear(rows):
+            return None if alone is None else (0, alone)
+        known = [size for size in self.shares if size < share and (rows, size) in self._us]
+        size = max(known, default=share)
+        us = self._us.get((rows, size))
+        return None if us is None else (size, us)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import accumulate, chain
+from itertools import chain
 
 from photon_ext.runtime import Chunk, Row, StepResult
 from photon_ext.runtime.step_keys import StepKeys
-from photon_ext.scheduling.cost_table import CostTable
+from photon_ext.scheduling.cost_table import SLOWDOWN, CostTable
 from photon_ext.scheduling.step_timer import StepTimer
 
 LEAST_SHARE = 64  # smaller ones made prompts dearer: on a CPU in bfloat16 16 by a sixth, 32 by 5 %
-LATE_CHUNKS = 4  # of prompts that wait: so many are too many for small shares
+# Chunks of prompts that wait: above the first number steps may become longer by LATE_SLOWDOWN, and
+# above the second as long as a chunk makes them.
+LATE_CHUNKS, VERY_LATE_CHUNKS = 2, 16
+LATE_SLOWDOWN = 2.5
 
 
 class TokenBudget:
@@ -19,10 +22,11 @@ class TokenBudget:
 
     Beside decode rows it is the share that the cost table allows, cut to what `max_tokens` leaves,
     and the smallest share in any case: prefill does not starve, even if decode rows alone use up
-    `max_tokens` (hazard 28). While more rows are in their prompts than decode, or have more prompt
-    tokens left than four chunks, it is `chunk`, cut likewise: the next tokens of a few rows wait
-    for the first tokens of many. With small shares a burst would stay in a state of few rows, which
-    end as fast as prompts get through.
+    `max_tokens` (hazard 28). The table allows more while rows have more than LATE_CHUNKS left of
+    their prompts: near saturation the smaller share takes in less than arrives. While more rows are
+    in their prompts than decode, or have more left than VERY_LATE_CHUNKS, it is `chunk`, cut
+    likewise: the next tokens of a few rows wait for the first tokens of many. With small shares a
+    burst would stay in a state of few rows, which end as fast as prompts get through.
     """
 
     def __init__(self, keys: StepKeys, chunk: int, max_tokens: int | None = None) -> None:
@@ -44,13 +48,24 @@ class TokenBudget:
         other rows has left of its prompt, of whom only so many are looked at as decide; `features`:
         of all of them.
         """
-        many = LATE_CHUNKS * self._chunk
-        if prefill_rows > decode_rows or any(tokens > many for tokens in accumulate(left)):
+        waiting = self._waiting_chunks(left)
+        if prefill_rows > decode_rows or waiting > VERY_LATE_CHUNKS:
             allowed = self._chunk
         else:
-            allowed = self._costs.allowed((self._keys.decode_bucket(decode_rows), *features))
+            slowdown = SLOWDOWN if waiting <= LATE_CHUNKS else LATE_SLOWDOWN
+            rows = self._keys.decode_bucket(decode_rows), *features
+            allowed = self._costs.allowed(rows, slowdown)
         least = self._costs.shares[0] if decode_rows else 1
         return max(min(allowed, self._max_tokens - decode_rows), least)
+
+    def _waiting_chunks(self, left: Iterable[int]) -> float:
+        """How many chunks these prompt tokens are, as far as it decides."""
+        many, tokens = VERY_LATE_CHUNKS * self._chunk, 0
+        for more in left:
+            tokens += more
+            if tokens > many:
+                break
+        return tokens / self._chunk
 
     def features(self, *rows: tuple[Row, ...]) -> tuple[bool, bool]:
         """Whether one of them has an adapter, and whether an answer is objects: such steps take

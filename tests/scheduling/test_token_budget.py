@@ -54,10 +54,18 @@ def test_while_more_rows_have_prompts_than_decode_a_step_takes_a_whole_chunk() -
     assert budget(max_tokens=8).prompt_tokens(8, 9, [64]) == 16
 
 
-def test_while_four_chunks_are_not_enough_for_the_prompts_a_step_takes_a_whole_chunk() -> None:
-    assert budget().prompt_tokens(5, 5, [4 * 64]) == 16
-    assert budget().prompt_tokens(5, 5, [4 * 64 + 1]) == 64
-    assert budget(max_tokens=40).prompt_tokens(5, 1, [1000]) == 35
+def test_while_sixteen_chunks_are_not_enough_for_the_prompts_a_step_takes_a_whole_chunk() -> None:
+    assert budget().prompt_tokens(5, 5, [16 * 64]) == 16
+    assert budget().prompt_tokens(5, 5, [16 * 64 + 1]) == 64
+    assert budget().prompt_tokens(5, 5, [600, 0, 424, 1, 5]) == 64
+    assert budget(max_tokens=40).prompt_tokens(5, 1, [2000]) == 35
+
+
+def test_while_more_than_two_chunks_wait_a_step_may_take_longer() -> None:
+    made = budget(times=(150.0, 190.0, 240.0))
+    assert made.prompt_tokens(5, 5, [2 * 64]) == 32
+    assert made.prompt_tokens(5, 5, [64, 64, 1]) == 64
+    assert budget(times=(150.0, 190.0, 260.0)).prompt_tokens(5, 5, [64, 64, 1]) == 32
 
 
 def test_beside_decode_rows_it_is_what_the_cost_table_allows_their_bucket() -> None:
