@@ -7,7 +7,8 @@ what it may be. The device's side is csrc/common/row_state.h.
 from __future__ import annotations
 
 import math
-import secrets
+import os
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
@@ -18,6 +19,8 @@ from photon_ext.errors import ConfigError, shown
 from photon_ext.layout import MOST_LOGPROBS, RowColumn
 
 LOGPROBS_MODES = ("raw", "processed")
+_SEEDS = random.Random()  # the system's own would release the interpreter for each request
+os.register_at_fork(after_in_child=_SEEDS.seed)
 
 
 class Field(NamedTuple):
@@ -212,10 +215,9 @@ class RowParams:
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        for name, (kind, field) in FIELDS.items():
-            if name not in ("stop_token_ids", "logit_bias", "logprobs_mode"):
-                checked = _checked(name, getattr(self, name), kind, field)
-                object.__setattr__(self, name, checked)
+        for name, kind, field, default in _NUMBERS:
+            if (value := getattr(self, name)) is not default:  # most are, and each request has some
+                object.__setattr__(self, name, _checked(name, value, kind, field))
         if not (isinstance(self.logprobs_mode, str) and self.logprobs_mode in LOGPROBS_MODES):
             expected = FIELDS["logprobs_mode"][1].expected
             raise ConfigError(f"logprobs_mode is {shown(self.logprobs_mode)}; give {expected}")
@@ -227,7 +229,7 @@ class RowParams:
 
     def settled(self) -> RowParams:
         """The same with a seed, where it has none."""
-        return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
+        return self if self.seed is not None else replace(self, seed=_SEEDS.getrandbits(64))
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
@@ -313,6 +315,12 @@ def _is_number(value: object, kind: Any) -> bool:
 
 FIELDS: dict[str, tuple[Any, Field]] = _fields()
 """The table: by name, the type and the `Field` of each parameter."""
+
+_NUMBERS = [
+    (name, kind, field, getattr(RowParams, name))
+    for name, (kind, field) in FIELDS.items()
+    if name not in ("stop_token_ids", "logit_bias", "logprobs_mode")
+]
 
 SIGNATURE: dict[str, Any] = {name: kind for name, (kind, _) in FIELDS.items()}
 """What `help` and editors show of a parameter: its type without its `Field`."""

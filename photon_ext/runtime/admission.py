@@ -67,4 +67,6 @@ def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams
             "out, or make the pipeline with value_ids"
         )
     check_context(len(prompt), params.max_new_tokens, limits.max_len)
-    return Admission(prompt, replace(params.settled(), stop_token_ids=stops))
+    if stops != params.stop_token_ids:
+        params = replace(params, stop_token_ids=stops)
+    return Admission(prompt, params.settled())
