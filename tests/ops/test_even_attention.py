@@ -86,7 +86,7 @@ def test_shares_of_every_size_are_near_the_float64_reference(
     device: str, head_dim: int, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CTA has many items, or a context has many CTAs; items begin and end at shares and within
-    them, and rows have contexts that end in other parts.
+    them, and rows have contexts that end in other parts. With 40 CTAs each has one part at most.
     """
     set_sms(monkeypatch, device, sms)
     spans = [(1, 1100, 40), (2, 1, 1), (0, 0, 1), (3, 450, 3), (4, 0, 64)]
