@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import photon_ext
-from tests.sanitizer.selection import Case, selected, shard
+from tests.few_cases import Case, few
+from tests.sanitizer.selection import selected, shard
 
 if TYPE_CHECKING:
     from photon_ext.models.loader import LoadedModel
@@ -142,9 +143,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="of the tests that need a GPU those that run under compute-sanitizer",
     )
+    parser.addoption(
+        "--few",
+        action="store_true",
+        help="of each test function few cases, in which every value of every parameter occurs",
+    )
     parser.addoption("--shard", metavar="NUMBER/COUNT", help="one of so many parts of the tests")
 
 
+@pytest.hookimpl(trylast=True)  # of what -m and -k have left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _select(config, items)
     if torch.cuda.is_available():
@@ -155,24 +162,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keeps the tests that --sanitized and --shard ask for."""
+    """Keeps the tests that --sanitized, --few and --shard ask for."""
     names = [item.nodeid for item in items]
     if config.getoption("--sanitized"):
-        names = selected(_case(item) for item in items if item.get_closest_marker("gpu"))
+        names = selected(Case.of(item) for item in items if item.get_closest_marker("gpu"))
+    if config.getoption("--few"):
+        names = few(map(Case.of, items))
     if (part := config.getoption("--shard")) is not None:
         names = shard(names, part)
     kept = set(names)
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = [item for item in items if item.nodeid in kept]
-
-
-def _case(item: pytest.Item) -> Case:
-    values = item.callspec.params if hasattr(item, "callspec") else {}
-    return Case(
-        item.nodeid,
-        getattr(item, "originalname", item.name),
-        {name: str(value) for name, value in values.items()},
-    )
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -64,8 +64,13 @@ Sample = Callable[..., torch.Tensor]
 
 
 @pytest.fixture(params=[False, True], ids=["portable", "hopper"])
-def sample(request: pytest.FixtureRequest) -> Sample:
-    return partial(ops.sample, hopper=request.param)
+def hopper(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def sample(hopper: bool) -> Sample:
+    return partial(ops.sample, hopper=hopper)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -4,23 +4,13 @@ value, and where that is another kernel every pair of values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import combinations, groupby
-from typing import NamedTuple
+from collections.abc import Iterable
+
+from tests.few_cases import PAIRS, Case, by_function, cover, is_hopper
 
 # What differs between dtypes is arithmetic, not indexes or barriers: the Hopper kernels have one,
 # of the portable ones one is enough.
 HOPPER_DTYPE, PORTABLE_DTYPE = "torch.bfloat16", "torch.float32"
-HOPPER = "hopper"  # the tests' parameter that chooses between the two
-
-# Functions whose pairs of values are kernels of their own: every pair of values runs, elsewhere
-# every value.
-PAIRS = frozenset(
-    {
-        "test_fast_decode_is_near_the_float64_reference",
-        "test_results_are_near_the_float64_reference",
-    }
-)
 
 # Functions whose parameter is a seed, whose cases launch a kernel hundreds of times, or whose rows
 # are many: the first cases.
@@ -64,20 +54,10 @@ LEFT_OUT = frozenset(
 )
 
 
-class Case(NamedTuple):
-    """A test: its id, its function's name, and what its parameters are, as text."""
-
-    name: str
-    function: str
-    values: Mapping[str, str]
-
-
 def selected(cases: Iterable[Case]) -> list[str]:
     """The names of the tests to run, in the order given; cases of a function stand together."""
     names: list[str] = []
-    for (_, function), group in groupby(
-        cases, key=lambda case: (case.name.partition("[")[0], case.function)
-    ):
+    for function, group in by_function(cases):
         if function not in LEFT_OUT:
             names += _of_function(
                 [case for case in group if of_one_dtype(case)][: FIRST.get(function)],
@@ -95,28 +75,10 @@ def _of_function(cases: list[Case], together: int) -> list[str]:
     return cover(hopper, together) + cover(portable, 1 if hopper else together)
 
 
-def is_hopper(case: Case) -> bool:
-    return case.values.get(HOPPER) == "True"
-
-
 def of_one_dtype(case: Case) -> bool:
     """Whether a case's dtype is the one that its kernels are looked at with."""
     wanted = HOPPER_DTYPE if is_hopper(case) else PORTABLE_DTYPE
     return case.values.get("dtype", wanted) == wanted
-
-
-def cover(cases: list[Case], together: int) -> list[str]:
-    """Few of the cases that hold every value, and every combination of `together` parameters'
-    values, that any case holds.
-    """
-    held = [_combinations(case, together) for case in cases]
-    missing = {part for parts in held for part in parts}
-    taken: set[int] = set()
-    while missing:
-        best = max(range(len(cases)), key=lambda i: len(held[i] & missing))
-        taken.add(best)
-        missing -= held[best]
-    return [case.name for i, case in enumerate(cases) if i in taken]
 
 
 def shard(names: list[str], text: str) -> list[str]:
@@ -127,8 +89,3 @@ def shard(names: list[str], text: str) -> list[str]:
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise ValueError(f"{text!r}: expected NUMBER/COUNT like 2/5")
     return names[int(number) - 1 :: int(count)]
-
-
-def _combinations(case: Case, together: int) -> frozenset[tuple[tuple[str, str], ...]]:
-    values = sorted(case.values.items())
-    return frozenset(combinations(values, min(together, len(values))))

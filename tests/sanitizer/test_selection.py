@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.few_cases import HOPPER, PAIRS, Case
 from tests.sanitizer import run
-from tests.sanitizer.selection import FIRST, HOPPER, LEFT_OUT, PAIRS, Case, selected, shard
+from tests.sanitizer.selection import FIRST, LEFT_OUT, selected, shard
 
 
 def cases(function: str, **values: list[object]) -> list[Case]:
