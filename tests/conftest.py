@@ -55,6 +55,19 @@ def _old_objects_are_set_aside() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Here and in the processes of tests. Tiny models and references gain nothing from more
+    threads, and those wait by spinning, in the way of everything else on few cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def collector() -> Iterator[None]:
     """The garbage collector as a program finds it: nothing is set aside."""

@@ -49,13 +49,9 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def entries(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("results") / "peers.json"
-    monkeypatch = pytest.MonkeyPatch()
-    # torch's threads wait by spinning, in the way of everything else on few cores
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     sizes = "--batches 2 --new-tokens 16 --floor-gib 0.01 --seconds 10 --timeout 300"
     given = f"--model {directory} --device cpu --dtype float32 {sizes}".split()
     code = peers.main([*given, "--peers", ",".join([*HERE, "vllm"]), "--json", str(path)])
-    monkeypatch.undo()
     assert code == 0
     found: list[dict[str, Any]] = json.loads(path.read_text())["entries"]
     return found

@@ -7,10 +7,18 @@ from __future__ import annotations
 import gc
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
+
+from photon_ext.engine import grammar_compiler
+from photon_ext.sampling.byte_automaton import AutomatonLimits
+
+if TYPE_CHECKING:
+    from photon_ext.models.loader import LoadedModel
 
 _PACKAGES = ("transformers", "safetensors", "tokenizers", "jinja2", "hypothesis")
 collect_ignore = []
@@ -19,14 +27,12 @@ if not all(map(importlib.util.find_spec, _PACKAGES)):
 
 
 @pytest.fixture(autouse=True, scope="package")
-def _one_torch_thread() -> Iterator[None]:
-    """For the references in transformers: tiny models gain nothing from more, and spinning
-    threads slow down a shared machine.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _automata_have_time() -> Iterator[None]:
+    """On a busy machine one takes longer than an engine waits, and then the host keeps the form."""
+    with pytest.MonkeyPatch.context() as patch:
+        patient = partial(AutomatonLimits, seconds=60.0)
+        patch.setattr(grammar_compiler, "AutomatonLimits", patient)
+        yield
 
 
 @pytest.fixture
@@ -39,3 +45,15 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@pytest.fixture(scope="session")
+def shallow(smollm2: LoadedModel) -> LoadedModel:
+    """The bundled model's first layers, with its vocabulary and tokenizer: for tests of the form
+    of what is written, which need no sense in it, at a quarter of the time.
+    """
+    layers = smollm2.weights.layers[:2]
+    return smollm2._replace(
+        config=replace(smollm2.config, layers=len(layers)),
+        weights=replace(smollm2.weights, layers=layers),
+    )

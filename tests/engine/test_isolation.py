@@ -350,7 +350,8 @@ from photon_ext.errors import EngineDeadError
 from photon_ext.sampling import SamplingParams
 from tests.engine.test_isolation import CONFIG, WEIGHTS
 
-torch.zeros(3_000_000).cos()  # by as many threads as torch has: none of them is there after a fork
+torch.set_num_threads(2)
+torch.zeros(3_000_000).cos()  # by two threads: the second is not there after a fork
 engine = Engine.from_weights(CONFIG, WEIGHTS, max_rows=2, max_len=200, buckets=(1, 2))
 served = engine.submit([1, 2], SamplingParams(max_new_tokens=2))
 running = engine.submit([3], SamplingParams(max_new_tokens=190))

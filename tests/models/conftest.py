@@ -1,16 +1,9 @@
-"""What these tests need beyond torch, and one torch thread for the references in transformers.
-
-Tiny models gain nothing from more threads, and spinning threads slow down a shared machine.
-"""
+"""What these tests need beyond torch."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
-import torch
 
 _PACKAGES = (
     "transformers",
@@ -31,11 +24,3 @@ if not all(map(importlib.util.find_spec, _PACKAGES)):
         for path in Path(__file__).parent.glob("test_*.py")
         if path.name not in _NEED_TORCH_ALONE
     ]
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
