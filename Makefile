@@ -17,8 +17,8 @@ CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab \
 # engine at depth 2. Of the models, those tests alone that an emulated kernel can change.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py batch_linear.py chunk_attention.py \
 	embedding.py errors.py even_attention.py fused_linear.py linear.py mixed_attention.py mlp.py \
-	norm.py opcheck.py filter.py muted_stops.py logprobs.py penalties.py lora.py automata.py \
-	sample.py split_attention.py step.py)
+	norm.py opcheck.py filter.py muted_stops.py logprobs.py penalties.py lora.py lora_link.py \
+	automata.py sample.py split_attention.py step.py)
 EMULATED_MODELS := tests/models/test_decoder_fast.py tests/models/test_decoder_lora.py \
 	tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py \
 	tests/engine/test_engine_models.py tests/testing/test_conformance.py
@@ -34,14 +34,17 @@ SEARCH ?= 20
 BESIDE := tests/benchmarks tests/cli tests/engine tests/observe
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
-.PHONY: demo test test-emulated test-search test-gpu gpu sanitize bench-gpu build lint format clean
+.PHONY: demo test test-emulated test-search test-gpu gpu sanitize bench-gpu build emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
 
 # Two processes side by side: one alone leaves half of two cores idle. What the second has said
-# comes after the first.
-test: build
+# comes after the first. Some tests start a process each: without bytecode, which an environment may
+# have switched off, each of them would compile the modules of torch again.
+test test-emulated: export PYTHONDONTWRITEBYTECODE =
+test test-emulated: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/bytecode
+test: build emulator
 	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & \
 	beside=$$!; status=0; \
 	$(BIN)/python -m pytest -m "not gpu" $(addprefix --ignore=,$(BESIDE)) || status=$$?; \
@@ -49,8 +52,7 @@ test: build
 
 # Of the fused linears, which have many cases, bfloat16 alone. Seed 0 is round robin, any other
 # number a random order of threads: make test-emulated SEEDS="0 1 2 3".
-test-emulated: build
-	$(BIN)/python setup.py build_emulator
+test-emulated: emulator
 	for seed in $(SEEDS); do \
 	  $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q -m "not gpu" \
 	  $(EMULATED_OPS) -k "not test_cpu_results and \
@@ -106,6 +108,9 @@ bench-gpu: gpu
 
 build: $(READY)
 	$(BIN)/python setup.py build_ext --inplace
+
+emulator: build
+	$(BIN)/python setup.py build_emulator
 
 lint: $(READY)
 	$(BIN)/python -m ruff check .
