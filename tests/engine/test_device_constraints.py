@@ -72,14 +72,14 @@ HOST_FORMS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.fixture(scope="module")
-def device(smollm2: LoadedModel) -> Iterator[Engine]:
-    with an_engine(smollm2) as made:
+def device(shallow: LoadedModel) -> Iterator[Engine]:
+    with an_engine(shallow) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def host(smollm2: LoadedModel) -> Iterator[Engine]:
-    with an_engine(smollm2, automata_mib=0) as made:
+def host(shallow: LoadedModel) -> Iterator[Engine]:
+    with an_engine(shallow, automata_mib=0) as made:
         yield made
 
 
@@ -91,14 +91,17 @@ def split_steps(engine: Engine) -> int:
     return engine.stats().split_steps
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", FORMS)
 def test_the_same_answers_as_on_the_host_without_a_wait(
-    device: Engine, host: Engine, name: str, temperature: float
+    device: Engine, host: Engine, name: str
 ) -> None:
     before, waited = split_steps(device), split_steps(host)
-    params = [SamplingParams(40, temperature, seed=i, logprobs=2, **FORMS[name]) for i in range(3)]
-    found, expected = device.generate(QUESTIONS, params), host.generate(QUESTIONS, params)
+    params = [
+        SamplingParams(40, temperature, seed=i, logprobs=2, **FORMS[name])
+        for temperature in (0.0, 1.0)
+        for i in range(3)
+    ]
+    found, expected = (engine.generate([*QUESTIONS] * 2, params) for engine in (device, host))
     assert list(map(without_place, found)) == list(map(without_place, expected))
     assert [one.logprobs for one in found] == [one.logprobs for one in expected]
     assert {one.constraint_on for one in found} == {"device"}
@@ -164,11 +167,14 @@ def test_rows_of_all_kinds_share_a_batch_and_keep_their_tokens(
 def test_other_parameters_mean_the_same_on_both(
     device: Engine, host: Engine, more: dict[str, Any]
 ) -> None:
-    for form in ("open", "call", "choice"):
-        params = SamplingParams(**{"max_new_tokens": 24, **more}, **FORMS[form])
-        found, expected = device.generate(QUESTIONS, params), host.generate(QUESTIONS, params)
-        assert list(map(without_place, found)) == list(map(without_place, expected))
-        assert {one.constraint_on for one in found} == {"device"}
+    params = [
+        SamplingParams(**{"max_new_tokens": 24, **more}, **FORMS[form])
+        for form in ("open", "call", "choice")
+        for _ in QUESTIONS
+    ]
+    found, expected = (engine.generate([*QUESTIONS] * 3, params) for engine in (device, host))
+    assert list(map(without_place, found)) == list(map(without_place, expected))
+    assert {one.constraint_on for one in found} == {"device"}
 
 
 def test_where_a_constraint_and_a_bias_leave_nothing_both_are_named(
@@ -198,27 +204,27 @@ def test_answers_of_one_prompt_share_one_automaton(device: Engine) -> None:
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_a_preempted_answer_goes_on_in_its_state(
-    host: Engine, smollm2: LoadedModel, exact: bool
+    host: Engine, shallow: LoadedModel, exact: bool
 ) -> None:
     """Hazard 12: and its automaton's state is that of its committed tokens."""
     form = {"type": "array", "items": {"type": "string"}, "minItems": 20}
     params = [SamplingParams(40, 1.0, seed=i, json_schema=form) for i in range(3)]
     expected = host.generate(QUESTIONS, params, raw=True)
     options = {"page_size": 5, "num_pages": 15, "prefix_cache": False, "exact": exact}
-    with an_engine(smollm2, **options) as small:
+    with an_engine(shallow, **options) as small:
         found = small.generate(QUESTIONS, params, raw=True)
         assert small.stats().preemptions > 0
         assert split_steps(small) == 0
     assert list(map(without_place, found)) == list(map(without_place, expected))
 
 
-def test_requests_wait_for_a_place_among_the_automata(smollm2: LoadedModel, host: Engine) -> None:
+def test_requests_wait_for_a_place_among_the_automata(shallow: LoadedModel, host: Engine) -> None:
     """The pool of one MiB has room for one or two of these and the vocabulary."""
     forms = [{"regex": f"[a-z]{{{20 + i},{60 + i}}}"} for i in range(6)]
     params = [SamplingParams(8, 1.0, seed=i, **form) for i, form in enumerate(forms)]
     prompts = [QUESTIONS[i % 3] for i in range(6)]
     expected = host.generate(prompts, params)
-    with an_engine(smollm2, automata_mib=1) as small:
+    with an_engine(shallow, automata_mib=1) as small:
         found = small.generate(prompts, params)
         stats = small.stats()
     assert list(map(without_place, found)) == list(map(without_place, expected))
@@ -227,8 +233,8 @@ def test_requests_wait_for_a_place_among_the_automata(smollm2: LoadedModel, host
     assert 0 < stats.automata < 6
 
 
-def test_an_automaton_larger_than_the_pool_is_the_hosts(smollm2: LoadedModel) -> None:
-    with an_engine(smollm2, automata_mib=1) as small:
+def test_an_automaton_larger_than_the_pool_is_the_hosts(shallow: LoadedModel) -> None:
+    with an_engine(shallow, automata_mib=1) as small:
         (output,) = small.generate(["Answer."], SamplingParams(4, regex=".{0,100}x"))
     assert str(output.constraint_on).startswith("host: its tables take more than 0.5 MiB")
     assert output.error is None
@@ -247,16 +253,16 @@ def test_a_cancelled_request_lets_go_of_its_automaton(device: Engine) -> None:
 
 
 def test_automata_are_kept_in_a_folder(
-    smollm2: LoadedModel, device: Engine, tmp_path: Path
+    shallow: LoadedModel, device: Engine, tmp_path: Path
 ) -> None:
     params = SamplingParams(40, 1.0, seed=3, **FORMS["call"])
     expected = device.generate(QUESTIONS[:1], params)[0]
     for _ in range(2):
-        with an_engine(smollm2, automata_dir=tmp_path / "automata") as engine:
+        with an_engine(shallow, automata_dir=tmp_path / "automata") as engine:
             assert engine.generate(QUESTIONS[:1], params)[0].token_ids == expected.token_ids
     assert len(list((tmp_path / "automata").iterdir())) == 1
 
 
-def test_the_option_is_checked(smollm2: LoadedModel) -> None:
+def test_the_option_is_checked(shallow: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="automata_mib"):
-        an_engine(smollm2, automata_mib=-1)
+        an_engine(shallow, automata_mib=-1)

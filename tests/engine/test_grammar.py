@@ -69,16 +69,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 QUESTIONS = ("What is the weather in Paris?", "Give an example.", "Answer in JSON.")
 
 
-def an_engine(smollm2: LoadedModel, **options: Any) -> Engine:
+def an_engine(model: LoadedModel, **options: Any) -> Engine:
     sizes = {"max_rows": 6, "max_len": 256, "chunk": 64, "buckets": (1, 6)}
-    return Engine.from_weights(
-        smollm2.config, smollm2.weights, smollm2.tokenizer, **{**sizes, **options}
-    )
+    return Engine.from_weights(model.config, model.weights, model.tokenizer, **{**sizes, **options})
 
 
 @pytest.fixture(scope="module", params=[16, 0], ids=["device", "host"])
-def engine(smollm2: LoadedModel, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with an_engine(smollm2, automata_mib=request.param) as made:
+def engine(shallow: LoadedModel, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with an_engine(shallow, automata_mib=request.param) as made:
         yield made
 
 
@@ -122,7 +120,8 @@ def test_a_regular_expression_matches_the_answer(engine: Engine, temperature: fl
 
 
 def test_an_answer_that_may_go_on_ends_with_the_models_end_token(engine: Engine) -> None:
-    params = SamplingParams(regex=r"[A-Za-z ,.]+", max_new_tokens=60)
+    bias = {engine.tokenizer.eos_id: 100.0}  # wherever it may stand
+    params = SamplingParams(regex=r"[A-Za-z ,.]+", max_new_tokens=60, logit_bias=bias)
     (output,) = engine.generate(["Say hello."], params)
     assert output.finish_reason == "stop"
     assert output.stop_reason == engine.tokenizer.eos_id
@@ -220,19 +219,19 @@ def test_a_stop_string_and_a_cap_cut_the_answer(engine: Engine) -> None:
     assert whole.text.startswith(capped.text)
 
 
-def test_the_same_answers_at_depth_1_and_2(engine: Engine, smollm2: LoadedModel) -> None:
+def test_the_same_answers_at_depth_1_and_2(engine: Engine, shallow: LoadedModel) -> None:
     params = [SamplingParams(20, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
-    with an_engine(smollm2, depth=1) as blocking:
+    with an_engine(shallow, depth=1) as blocking:
         expected = blocking.generate(QUESTIONS, params)
     found = engine.generate(QUESTIONS, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
 
 
-def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, smollm2: LoadedModel) -> None:
+def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, shallow: LoadedModel) -> None:
     form = {"type": "array", "items": {"type": "string"}, "minItems": 20}
     params = [SamplingParams(40, 1.0, seed=i, json_schema=form) for i in range(3)]
     expected = engine.generate(QUESTIONS, params, raw=True)
-    with an_engine(smollm2, page_size=5, num_pages=15, prefix_cache=False) as small:
+    with an_engine(shallow, page_size=5, num_pages=15, prefix_cache=False) as small:
         found = small.generate(QUESTIONS, params, raw=True)
         assert small.stats().preemptions > 0
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
@@ -292,9 +291,9 @@ def test_text_that_spells_a_special_token_is_text(
     assert (output.text, output.finish_reason, output.error) == (text, "stop", None)
 
 
-def test_a_grammar_may_name_special_tokens(engine: Engine, smollm2: LoadedModel) -> None:
-    assert smollm2.tokenizer is not None
-    token = smollm2.tokenizer.token_id("<|im_start|>")
+def test_a_grammar_may_name_special_tokens(engine: Engine, shallow: LoadedModel) -> None:
+    assert shallow.tokenizer is not None
+    token = shallow.tokenizer.token_id("<|im_start|>")
     form = 'start: "a" <|im_start|> "b"  // <|im_end|>'
     (output,) = engine.generate(["Go on."], SamplingParams(9, grammar=form))
     assert (output.text, output.token_ids[1]) == ("ab", token)
