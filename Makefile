@@ -32,9 +32,13 @@ SEEDS ?= 2
 SEARCH ?= 20
 # About half of the time that the tests take.
 BESIDE := tests/benchmarks tests/cli tests/engine tests/observe
+# Compiles most of the CUDA sources once more.
+PTX := $(addprefix tests/test_portable_code.py::,\
+	test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache)
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
-.PHONY: demo test test-emulated test-search test-gpu gpu sanitize bench-gpu build emulator lint format clean
+.PHONY: demo test test-emulated test-ptx test-search test-gpu gpu sanitize bench-gpu build \
+	emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -47,7 +51,8 @@ test test-emulated: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/bytecode
 test: build emulator
 	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & \
 	beside=$$!; status=0; \
-	$(BIN)/python -m pytest -m "not gpu" $(addprefix --ignore=,$(BESIDE)) || status=$$?; \
+	$(BIN)/python -m pytest -m "not gpu" $(addprefix --ignore=,$(BESIDE)) --deselect $(PTX) \
+	  || status=$$?; \
 	wait $$beside || status=$$?; cat build/beside.log; exit $$status
 
 # Of the fused linears, which have many cases, bfloat16 alone. Seed 0 is round robin, any other
@@ -63,6 +68,9 @@ test-emulated: emulator
 	  tests/ops/test_fused_linear.py -k "$(UNEVEN_CASES)" || exit 1; \
 	done
 	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) -k "$(EMULATED_CASES)"
+
+test-ptx: build
+	$(BIN)/python -m pytest -q $(PTX)
 
 # Searches for what goes wrong, with SEARCH times as many examples as `make test` gives them.
 test-search: build
