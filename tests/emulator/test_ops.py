@@ -20,25 +20,21 @@ from tests.forked import run_script
 
 CompletedTests: TypeAlias = "subprocess.CompletedProcess[str]"
 
-FAMILIES = (
-    "attention",
+ATTENTIONS = ("attention", "even_attention", "mixed_attention", "split_attention")
+OTHERS = (
     "batch_linear",
-    "chunk_attention",
     "embedding",
-    "even_attention",
     "fused_linear",
     "linear",
     "lora",
     "lora_link",
-    "mixed_attention",
     "mlp",
     "norm",
     "sample",
-    "split_attention",
     "step",
 )
 
-PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu")
+PYTEST = ("-m", "pytest", "-q", "-x", "--few", "-p", "no:cacheprovider", "-m", "not gpu")
 
 
 def run(library: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -52,22 +48,28 @@ def run_tests(library: Path, *arguments: str, **environment: str) -> CompletedTe
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
 
 
-# What runs beside the other tests: files, choice of tests, and, besides a random order, variables.
-# `make test-emulated` runs more of the fused linears, which have many cases, of chunks and of
-# models.
+# What runs beside the other tests: files, choice of tests, and, besides a random order, variables;
+# of each test few cases that hold every value. `make test-emulated` runs all the others, and more
+# of the models.
 RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "attentions": (
+        tuple(f"ops/test_{family}" for family in ATTENTIONS),
+        "not ((in_one_run or however_many_blocks) and (256 or 24-2-128)) and "
+        "not more_tokens_than_lanes",
+        {},
+    ),
+    "other ops": (
+        tuple(f"ops/test_{family}" for family in OTHERS),
+        "(not test_fused_linear or counts or strided or as_near or more_columns) and not "
+        "(around_the_groups and (264-576 or 80-1088)) and not "
+        "(test_batch_linear and (264-576 or 130 or portable or (whatever_others and 3200))) and "
+        "not draws_from_the_softmax",
+        {},
+    ),
     "chunks": (
         ("ops/test_chunk_attention", "models/test_decoder_fast"),
         "(test_chunk_attention and not ((in_parts or rides_along or stay_whole or fills) and "
         "(96 or 128 or 256))) or (as_near and tied) or in_a_mixed_step",
-        {},
-    ),
-    "ops": (
-        tuple(f"ops/test_{family}" for family in FAMILIES if family != "chunk_attention"),
-        "(not test_fused_linear or counts or strided or as_near or more_columns) and not "
-        "((in_one_run or however_many_blocks) and (256 or 24-2-128)) and not "
-        "(around_the_groups and (264-576 or 80-1088)) and not "
-        "(test_batch_linear and (264-576 or 130 or portable))",
         {},
     ),
     # Two passes of an exchange, by one cluster.
@@ -79,7 +81,7 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     # No cluster and no early launch is allowed there.
     "compute capability 8.0": (
         ("ops/test_step", "ops/test_embedding", "ops/test_sample", "models/test_decoder_fast"),
-        "not test_decoder_fast or steps_repeat",
+        "(not test_decoder_fast or steps_repeat) and not draws_from_the_softmax",
         {"PHOTON_EMULATOR_COMPUTE_CAPABILITY": "8.0"},
     ),
 }
@@ -106,7 +108,13 @@ def runs(emulated: Path) -> Iterator[dict[str, Future[CompletedTests]]]:
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("chunks", 150), ("ops", 300), ("six sms", 5), ("compute capability 8.0", 200)],
+    [
+        ("attentions", 150),
+        ("other ops", 300),
+        ("chunks", 80),
+        ("six sms", 5),
+        ("compute capability 8.0", 200),
+    ],
 )
 def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(
     runs: dict[str, Future[CompletedTests]], name: str, least: int
