@@ -106,8 +106,8 @@ __device__ inline void add_normed_dots(const TileParams& p, const T* x, int acti
       const int t = i / packs, pack = i % packs;
       const int64_t d = begin + pack * kPack, rest = p.k - d;
       const Pack<T> raw = load_pack<kVector>(x + t * p.x_stride + d, rest);
-      normed[t * token_packs + pack] = normalized<kVector>(
-          raw, static_cast<const T*>(p.norm_weight) + d, rest, shared.scales[t]);
+      const auto gain = load_pack<kVector>(static_cast<const T*>(p.norm_weight) + d, rest);
+      normed[t * token_packs + pack] = normalized(raw, gain, shared.scales[t]);
     }
     __syncthreads();
     if (!has_rows) continue;

@@ -3,6 +3,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/norm.cuh"
+#include "cuda/pair.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
@@ -18,8 +19,10 @@ __device__ Pack<T> load_input(const RmsNormParams& p, int64_t token, int64_t fir
   T* residual = static_cast<T*>(p.residual) + token * p.residual_stride + first;
   const Pack<T> old = load_pack<kVector>(residual, count);
 #pragma unroll
-  for (int i = 0; i < kPack; ++i)
-    pack.e[i] = from_float<T>(to_float(old.e[i]) + to_float(pack.e[i]));
+  for (int i = 0; i < kPack / 2; ++i) {
+    const float2 a = to_floats(get_pair(old, i)), b = to_floats(get_pair(pack, i));
+    set_pair(pack, i, from_floats<T>(a.x + b.x, a.y + b.y));
+  }
   store_pack<kVector>(residual, pack, count);
   return pack;
 }
@@ -32,19 +35,30 @@ __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const RmsNorm
   if (p.counts != nullptr && token >= load_fresh(p.counts)) return;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * kPack,
                 step = static_cast<int64_t>(blockDim.x) * kPack;
-  const auto load = [&](int64_t d) { return load_input<T, kVector>(p, token, d); };
+  const T* const weight = static_cast<const T*>(p.weight);
+  T* const out = static_cast<T*>(p.out) + token * p.out_stride;
+
+  // A thread's first pack, which is its only one unless the token is wider than kMaxNormThreads
+  // packs, stays in registers, and its weights are under way while squares are summed.
+  const Pack<T> own = load_input<T, kVector>(p, token, first),
+                gain = load_pack<kVector>(weight + first, p.hidden - first);
+  const auto load = [&](int64_t d) {
+    return d == first ? own : load_input<T, kVector>(p, token, d);
+  };
   const float squares = block_sum(sum_squares(load, p.hidden, threadIdx.x, blockDim.x), partial);
   const float scale = norm_scale(squares, p.hidden, p.eps);
+  store_pack<kVector>(out + first, normalized(own, gain, scale), p.hidden - first);
 
-  // The input again, out of the cache: a thread reads back only what it read or wrote itself.
+  // The others again, out of the cache: a thread reads back only what it read or wrote itself.
   const T* input = p.residual != nullptr
                        ? static_cast<const T*>(p.residual) + token * p.residual_stride
                        : static_cast<const T*>(p.x) + token * p.x_stride;
-  for (int64_t d = first; d < p.hidden; d += step) {
+  for (int64_t d = first + step; d < p.hidden; d += step) {
     const int64_t count = p.hidden - d;
-    const Pack<T> pack = normalized<kVector>(load_pack<kVector>(input + d, count),
-                                             static_cast<const T*>(p.weight) + d, count, scale);
-    store_pack<kVector>(static_cast<T*>(p.out) + token * p.out_stride + d, pack, count);
+    store_pack<kVector>(out + d,
+                        normalized(load_pack<kVector>(input + d, count),
+                                   load_pack<kVector>(weight + d, count), scale),
+                        count);
   }
 }
 

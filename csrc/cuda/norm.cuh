@@ -5,6 +5,7 @@
 #include "common/host_device.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/pair.cuh"
 
 namespace photon::cuda {
 
@@ -26,8 +27,10 @@ __device__ inline float sum_squares(const Load& load, int64_t hidden, int thread
   for (int64_t d = static_cast<int64_t>(thread) * kPack; d < hidden; d += step) {
     const auto pack = load(d);
 #pragma unroll
-    for (int i = 0; i < kPack; ++i)
-      squares = fmaf(to_float(pack.e[i]), to_float(pack.e[i]), squares);
+    for (int i = 0; i < kPack / 2; ++i) {
+      const float2 v = to_floats(get_pair(pack, i));
+      squares = fmaf(v.y, v.y, fmaf(v.x, v.x, squares));
+    }
   }
   return squares;
 }
@@ -36,13 +39,14 @@ __device__ inline float norm_scale(float squares, int64_t hidden, float eps) {
   return 1.0f / sqrtf(squares / static_cast<float>(hidden) + eps);
 }
 
-// weight * round(x * scale), for the pack whose weights begin at `weight`.
-template <bool kVector, typename T>
-__device__ inline Pack<T> normalized(Pack<T> x, const T* weight, int64_t count, float scale) {
-  const Pack<T> gain = load_pack<kVector>(weight, count);
+// gain * round(x * scale), rounded.
+template <typename T>
+__device__ inline Pack<T> normalized(Pack<T> x, const Pack<T>& gain, float scale) {
 #pragma unroll
-  for (int i = 0; i < kPack; ++i)
-    x.e[i] = from_float<T>(to_float(gain.e[i]) * rounded<T>(to_float(x.e[i]) * scale));
+  for (int i = 0; i < kPack / 2; ++i) {
+    const float2 v = to_floats(get_pair(x, i));
+    set_pair(x, i, times(get_pair(gain, i), from_floats<T>(v.x * scale, v.y * scale)));
+  }
   return x;
 }
 

@@ -3,8 +3,8 @@
 // add_rms_norm does. One CTA for each token.
 #pragma once
 #include "cuda/batch_plan.h"
+#include "cuda/fresh_pack.cuh"
 #include "cuda/norm.cuh"
-#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda::batch {
@@ -24,12 +24,6 @@ struct SumNormParams {
 };
 
 using BfPack = Pack<__nv_bfloat16>;
-
-__device__ inline BfPack load_fresh_pack(const __nv_bfloat16* from) {
-  BfPack pack;
-  reinterpret_cast<uint4&>(pack) = load_fresh_if(true, reinterpret_cast<const uint4*>(from));
-  return pack;
-}
 
 // Eight columns of a token: bias, then all parts in order. All are requested at once.
 __device__ inline void add_parts(const SumNormParams& p, int token, int column,
@@ -74,7 +68,7 @@ __device__ void sum_and_normalize(const SumNormParams& p) {
   for (int i = 0; i < kPacks; ++i) {
     const int column = first + i * step;
     if (column >= p.n) continue;
-    packs[i] = load_fresh_pack(residual + column);
+    packs[i] = load_fresh_pack<true>(residual + column, kPack);
     float sums[kPack];
     add_parts(p, token, column, sums);
 #pragma unroll
@@ -90,11 +84,8 @@ __device__ void sum_and_normalize(const SumNormParams& p) {
   for (int i = 0; i < kPacks; ++i) {
     const int column = first + i * step;
     if (column >= p.n) continue;
-#pragma unroll
-    for (int j = 0; j < kPack; ++j)
-      packs[i].e[j] = from_float<__nv_bfloat16>(
-          to_float(gains[i].e[j]) * rounded<__nv_bfloat16>(to_float(packs[i].e[j]) * scale));
-    store_pack<true>(p.normed + token * p.normed_stride + column, packs[i], kPack);
+    store_pack<true>(p.normed + token * p.normed_stride + column,
+                     normalized(packs[i], gains[i], scale), kPack);
   }
 }
 

@@ -45,6 +45,20 @@ def test_add_rms_norm_rounds_the_sum_before_it_normalizes(
     assert_close(out, reference.rms_norm(expected_sum.double(), weight.double(), EPS))
 
 
+@pytest.mark.parametrize("hidden", [8192, 8200, 8203])
+def test_tokens_wider_than_a_cta_has_packs(device: str, hidden: int) -> None:
+    """A thread of the CUDA kernel has one pack up to 8,192 elements, and then some have two."""
+    x = randn(2, hidden, dtype=torch.bfloat16, device=device)
+    residual = randn(2, hidden, dtype=torch.bfloat16, device=device, seed=1)
+    weight = randn(hidden, dtype=torch.bfloat16, device=device, seed=2)
+    out = poisoned(2, hidden, dtype=torch.bfloat16, device=device)
+    expected_sum = residual + x
+    ops.add_rms_norm_into(out, residual, x, weight, EPS)
+    assert_same_bits(residual, expected_sum)
+    assert_close(out, reference.rms_norm(expected_sum.double(), weight.double(), EPS))
+    assert_same_bits(ops.rms_norm(residual, weight, EPS), out)
+
+
 def test_strided_tokens_leave_the_gaps_alone(device: str) -> None:
     x = in_wider_tokens(randn(5, 37, dtype=torch.bfloat16, device=device))
     residual = in_wider_tokens(randn(5, 37, dtype=torch.bfloat16, device=device, seed=1))
