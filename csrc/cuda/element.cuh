@@ -100,10 +100,12 @@ __device__ inline void store_pack(T* p, const Pack<T>& pack, int64_t count) {
   }
 }
 
+__device__ inline float silu(float v) { return v / (1.0f + expf(-v)); }
+
 // silu(gate) * up with the roundings of two separate tensor operations, as transformers does it.
 template <typename T>
 __device__ inline T silu_times(float gate, float up) {
-  return from_float<T>(rounded<T>(gate / (1.0f + expf(-gate))) * up);
+  return from_float<T>(rounded<T>(silu(gate)) * up);
 }
 
 }  // namespace photon::cuda

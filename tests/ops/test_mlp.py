@@ -36,6 +36,15 @@ def test_silu_mul_of_extreme_gates(device: str) -> None:
     )
 
 
+@pytest.mark.parametrize("width", [2048, 2056, 9737])
+def test_silu_mul_of_tokens_that_ctas_share(device: str, width: int) -> None:
+    """A CTA of the CUDA kernel has 2,048 elements at most."""
+    gate_up = 3 * randn(3, 2 * width, dtype=torch.bfloat16, device=device)
+    out = poisoned(3, width, dtype=torch.bfloat16, device=device)
+    ops.silu_mul_into(out, gate_up)
+    assert_close(out, reference.silu_mul(gate_up.double()))
+
+
 def test_silu_mul_of_strided_tokens(device: str) -> None:
     gate_up = in_wider_tokens(randn(6, 26, dtype=torch.float16, device=device))
     buffer = poisoned(6, 20, dtype=torch.float16, device=device)
