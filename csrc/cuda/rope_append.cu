@@ -1,21 +1,37 @@
 // rope_append_kv: the query heads of chunk tokens are normalized and rotated in place, KV heads are
 // normalized, rotated and copied into the row's page.
 //
-// A CTA has some heads of one token. Of each head a lane has kPack elements of the first half and
-// the kPack that they rotate with, of the second.
-#include <algorithm>
-
+// A CTA has some heads of q, k and v of one token. Of each head a lane has kPack elements of the
+// first half and the kPack that they rotate with, of the second. It waits for memory twice: for
+// these and the token, then for what the token says where to find.
 #include "common/kv.h"
+#include "cuda/divisor.cuh"
 #include "cuda/element.cuh"
+#include "cuda/fresh_pack.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/norm.cuh"
 #include "cuda/ptx.cuh"
-#include "cuda/reduce.cuh"
 
 namespace photon::cuda {
 namespace {
 
-constexpr int kMostThreads = 256;
+constexpr int kMostThreads = 128;
+
+// How the heads of a token are dealt out.
+struct HeadGrid {
+  int lane_bits = 0;  // a head has 2^lane_bits lanes
+  int warps;          // of a CTA
+  Divisor ctas;       // of a token: as many as it takes, with equally many warps
+
+  explicit HeadGrid(const RopeAppendKvParams& p) {
+    while ((kPack << lane_bits) < p.head_dim / 2) ++lane_bits;
+    const int64_t lanes = (p.q_heads + 2 * p.kv_heads) << lane_bits;
+    const int64_t all_warps = ceil_div(lanes, kWarpSize);
+    ctas = Divisor(ceil_div(all_warps * kWarpSize, kMostThreads));
+    warps = static_cast<int>(ceil_div(all_warps, ctas.of));
+  }
+};
 
 template <typename T>
 struct PackPair {
@@ -27,6 +43,13 @@ struct PackPair {
     return {load_pack<kVector>(half_pack, count), load_pack<kVector>(half_pack + half, count)};
   }
 
+  // The same, here and not where it is used.
+  template <bool kVector>
+  __device__ static PackPair load_fresh(const T* half_pack, int half, int count) {
+    return {load_fresh_pack<kVector>(half_pack, count),
+            load_fresh_pack<kVector>(half_pack + half, count)};
+  }
+
   template <bool kVector>
   __device__ void store(T* half_pack, int half, int count) const {
     store_pack<kVector>(half_pack, low, count);
@@ -34,89 +57,108 @@ struct PackPair {
   }
 };
 
-// RMS norm of a head that `lanes` lanes hold, with transformers' roundings: weight * round(x *
-// scale), rounded. All lanes of the warp must call it.
+// Of half a head's angles, which repeat in the other half.
+struct PackAngles {
+  Pack<float> cos, sin;
+
+  template <bool kVector>
+  __device__ static PackAngles load(const RopeParams& rope, int64_t at, int count) {
+    return {load_pack<kVector>(rope.cos + at, count), load_pack<kVector>(rope.sin + at, count)};
+  }
+};
+
+// RMS norm of a head, whose lanes are those of `mask`, with transformers' roundings.
 template <typename T>
-__device__ void norm_pairs(PackPair<float>& x, const PackPair<T>& weight, float eps, int head_dim,
-                           int lanes) {
+__device__ void norm_head(PackPair<T>& x, const PackPair<T>& gain, float eps, int head_dim,
+                          int lanes, unsigned mask) {
   float squares = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kPack; ++i)
-    squares = fmaf(x.high.e[i], x.high.e[i], fmaf(x.low.e[i], x.low.e[i], squares));
-  for (int offset = 1; offset < lanes; offset *= 2)
-    squares += __shfl_xor_sync(kFullWarp, squares, offset);
-  const float scale = 1.0f / sqrtf(squares / static_cast<float>(head_dim) + eps);
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    x.low.e[i] = rounded<T>(rounded<T>(x.low.e[i] * scale) * to_float(weight.low.e[i]));
-    x.high.e[i] = rounded<T>(rounded<T>(x.high.e[i] * scale) * to_float(weight.high.e[i]));
+  for (int i = 0; i < kPack / 2; ++i) {
+    const float2 low = to_floats(get_pair(x.low, i)), high = to_floats(get_pair(x.high, i));
+    squares = fmaf(high.x, high.x, fmaf(low.x, low.x, squares));
+    squares = fmaf(high.y, high.y, fmaf(low.y, low.y, squares));
   }
+  for (int offset = 1; offset < lanes; offset *= 2)
+    squares += __shfl_xor_sync(mask, squares, offset);
+  const float scale = norm_scale(squares, head_dim, eps);
+  x = {normalized(x.low, gain.low, scale), normalized(x.high, gain.high, scale)};
 }
 
-// Norm (where there is a `weight`) and rotation in float32, rounded once to T. All lanes of the
-// warp must call it; `count` as in PackPair::load.
-template <typename T, bool kVector>
-__device__ PackPair<T> rotate(const RopeAppendKvParams& p, const T* head, const T* weight,
-                              int32_t position, int first, int count, int lanes) {
-  const int head_dim = static_cast<int>(p.head_dim), half = head_dim / 2;
-  const int64_t at = static_cast<int64_t>(position) * head_dim + first;
-  const auto x = PackPair<T>::template load<kVector>(head + first, half, count);
-  const auto cos = PackPair<float>::load<kVector>(p.rope.cos + at, half, count);
-  const auto sin = PackPair<float>::load<kVector>(p.rope.sin + at, half, count);
-  PackPair<float> v;
-#pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    v.low.e[i] = to_float(x.low.e[i]);
-    v.high.e[i] = to_float(x.high.e[i]);
-  }
-  const bool normed = weight != nullptr;  // the same for all query heads, and for all KV heads
-  const auto gain =
-      PackPair<T>::template load<kVector>(normed ? weight + first : head, half, normed ? count : 0);
-  PackPair<float> normalized = v;
-  norm_pairs(normalized, gain, p.rope.eps, head_dim, lanes);
-  if (normed) v = normalized;
+// In float32, rounded once.
+template <typename T>
+__device__ PackPair<T> rotated(const PackPair<T>& x, const PackAngles& angles) {
   PackPair<T> out;
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) {
-    out.low.e[i] = from_float<T>(fmaf(v.low.e[i], cos.low.e[i], -(v.high.e[i] * sin.low.e[i])));
-    out.high.e[i] = from_float<T>(fmaf(v.high.e[i], cos.high.e[i], v.low.e[i] * sin.high.e[i]));
+  for (int i = 0; i < kPack / 2; ++i) {
+    const float2 low = to_floats(get_pair(x.low, i)), high = to_floats(get_pair(x.high, i)),
+                 cos = get_pair(angles.cos, i), sin = get_pair(angles.sin, i);
+    set_pair(out.low, i,
+             from_floats<T>(fmaf(low.x, cos.x, -(high.x * sin.x)),
+                            fmaf(low.y, cos.y, -(high.y * sin.y))));
+    set_pair(
+        out.high, i,
+        from_floats<T>(fmaf(high.x, cos.x, low.x * sin.x), fmaf(high.y, cos.y, low.y * sin.y)));
   }
   return out;
 }
 
-// `lanes` of a head, a power of two; `groups` of heads, each with a CTA.
+__device__ inline Token load_fresh_token(const int32_t* decode_meta, int64_t index) {
+  const int32_t* meta = decode_meta + index * kMetaColumns;
+  return {load_fresh(meta + kMetaPosition), load_fresh(meta + kMetaLength),
+          load_fresh(meta + kMetaRow)};
+}
+
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kMostThreads)
-    rope_append_kv_kernel(const RopeAppendKvParams p, int lanes, int groups) {
+    rope_append_kv_kernel(const RopeAppendKvParams p, const HeadGrid grid) {
   wait_for_earlier();
-  const int index = static_cast<int>(blockIdx.x) / groups,
-            group = static_cast<int>(blockIdx.x) % groups;
-  if (!is_chunk_token(p.counts, index)) return;
-  const Token token = load_token(p.decode_meta, index);
-  if (!can_rotate(p.rope, token)) return;
-  const int thread = group * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x);
+  const int index = static_cast<int>(grid.ctas.divides(blockIdx.x)),
+            part = static_cast<int>(blockIdx.x - index * grid.ctas.of);
+  const int thread = part * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x),
+            lanes = 1 << grid.lane_bits;
   const int q_heads = static_cast<int>(p.q_heads), kv_heads = static_cast<int>(p.kv_heads);
-  const int head = min(thread / lanes, q_heads + kv_heads - 1), kv_head = head - q_heads;
-  const int half = static_cast<int>(p.head_dim) / 2, first = thread % lanes * kPack;
-  const int count = thread / lanes == head ? half - first : 0;
-  T* const q = static_cast<T*>(p.q) + index * p.q_stride + head * p.q_head_stride;
+  const int head = thread >> grid.lane_bits, key_head = head - q_heads,
+            value_head = key_head - kv_heads;
+  if (value_head >= kv_heads) return;
+  const bool is_query = key_head < 0, is_value = value_head >= 0;
+  const int kv_head = is_value ? value_head : key_head;
+  const int head_dim = static_cast<int>(p.head_dim), half = head_dim / 2;
+  const int first = (thread & (lanes - 1)) * kPack, count = half - first;
+
+  T* const q = static_cast<T*>(p.q) + index * p.q_stride + head * p.q_head_stride + first;
   const auto kv_at = [&](const void* kv, int64_t stride, int64_t head_stride) {
-    return static_cast<const T*>(kv) + index * stride + kv_head * head_stride;
+    return static_cast<const T*>(kv) + index * stride + kv_head * head_stride + first;
   };
-  const bool is_query = kv_head < 0;
-  const T* const from = is_query ? q : kv_at(p.k, p.k_stride, p.k_head_stride);
+  const T* const from = is_query   ? q
+                        : is_value ? kv_at(p.v, p.v_stride, p.v_head_stride)
+                                   : kv_at(p.k, p.k_stride, p.k_head_stride);
   const T* const weight = static_cast<const T*>(is_query ? p.rope.q_norm : p.rope.k_norm);
-  const KvPlace place = own_place(p.cache, token);
-  const PackPair<T> rotated =
-      rotate<T, kVector>(p, from, weight, token.position, first, count, lanes);
-  if (is_query) return rotated.template store<kVector>(q + first, half, count);
+  const bool is_normed = weight != nullptr && !is_value;
+  auto x = PackPair<T>::template load_fresh<kVector>(from, half, count);
+  const Token token = load_fresh_token(p.decode_meta, index);
+  if (p.counts != nullptr && index < load_fresh(p.counts + kCountDecodeTokens)) return;
+  if (!can_rotate(p.rope, token)) return;
+
+  const auto gain = PackPair<T>::template load<kVector>(is_normed ? weight + first : from, half,
+                                                        is_normed ? count : 0);
+  const auto angles = PackAngles::load<kVector>(
+      p.rope, static_cast<int64_t>(token.position) * head_dim + first, is_value ? 0 : count);
+  const KvPlace place = is_query ? KvPlace{-1, 0} : own_place(p.cache, token);
+  if (is_value) {
+    if (place.page < 0) return;
+    return x.template store<kVector>(
+        static_cast<T*>(p.cache.v) + place.v_offset(p.cache, kv_head) + first, half, count);
+  }
+  if (is_normed) {
+    const unsigned lane = threadIdx.x % kWarpSize;
+    const unsigned mask = ((1u << lanes) - 1) << (lane & ~static_cast<unsigned>(lanes - 1));
+    norm_head(x, gain, p.rope.eps, head_dim, lanes, mask);
+  }
+  const PackPair<T> out = rotated(x, angles);
+  if (is_query) return out.template store<kVector>(q, half, count);
   if (place.page < 0) return;
-  const auto v = PackPair<T>::template load<kVector>(
-      kv_at(p.v, p.v_stride, p.v_head_stride) + first, half, count);
-  rotated.template store<kVector>(
-      static_cast<T*>(p.cache.k) + place.k_offset(p.cache, kv_head) + first, half, count);
-  v.template store<kVector>(static_cast<T*>(p.cache.v) + place.v_offset(p.cache, kv_head) + first,
-                            half, count);
+  out.template store<kVector>(static_cast<T*>(p.cache.k) + place.k_offset(p.cache, kv_head) + first,
+                              half, count);
 }
 
 bool can_use_vectors(const RopeAppendKvParams& p) {
@@ -137,19 +179,14 @@ bool can_use_vectors(const RopeAppendKvParams& p) {
 }  // namespace
 
 int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
-  const int64_t heads = p.q_heads + p.kv_heads;
-  if (p.tokens == 0 || heads == 0) return 0;
-  int lanes = 1;
-  while (lanes * kPack < p.head_dim / 2) lanes *= 2;
-  const int64_t warps = ceil_div(heads * lanes, kWarpSize);
-  const int threads = static_cast<int>(std::min<int64_t>(warps * kWarpSize, kMostThreads));
-  const int64_t groups = ceil_div(heads * lanes, threads);
-  const LaunchShape shape = waiting_shape(p.tokens * groups, threads);
+  if (p.tokens == 0 || p.q_heads + p.kv_heads == 0) return 0;
+  const HeadGrid grid(p);
+  const LaunchShape shape = waiting_shape(p.tokens * grid.ctas.of, grid.warps * kWarpSize);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto kernel =
         can_use_vectors(p) ? rope_append_kv_kernel<T, true> : rope_append_kv_kernel<T, false>;
-    return launch(kernel, shape, stream, p, lanes, static_cast<int>(groups));
+    return launch(kernel, shape, stream, p, grid);
   });
 }
 
