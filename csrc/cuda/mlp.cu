@@ -13,6 +13,20 @@ namespace {
 
 constexpr int kMostThreads = 256;
 
+// As load_pack(), of elements that nothing reads again; the first is there.
+template <bool kVector, typename T>
+__device__ Pack<T> load_pack_once(const T* p, int64_t count) {
+  if constexpr (kVector) {
+    Pack<T> pack;
+#pragma unroll
+    for (size_t i = 0; i < sizeof(pack) / sizeof(uint4); ++i)
+      reinterpret_cast<uint4*>(&pack)[i] = load_once(reinterpret_cast<const uint4*>(p) + i);
+    return pack;
+  } else {
+    return load_pack<false>(p, count);
+  }
+}
+
 // Each token has `parts` CTAs, which share its packs out evenly.
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kMostThreads)
@@ -22,8 +36,8 @@ __global__ void __launch_bounds__(kMostThreads)
   const int64_t d = (static_cast<int64_t>(part) * blockDim.x + threadIdx.x) * kPack;
   if (d >= p.width) return;
   const T* const gates = static_cast<const T*>(p.gate_up) + token * p.gate_up_stride + d;
-  Pack<T> gate = load_pack<kVector>(gates, p.width - d);
-  const Pack<T> up = load_pack<kVector>(gates + p.width, p.width - d);
+  Pack<T> gate = load_pack_once<kVector>(gates, p.width - d);
+  const Pack<T> up = load_pack_once<kVector>(gates + p.width, p.width - d);
 #pragma unroll
   for (int i = 0; i < kPack / 2; ++i) {
     const float2 v = to_floats(get_pair(gate, i));

@@ -84,6 +84,9 @@ __device__ inline int32_t load_fresh(const int32_t* pointer) {
   return v;
 }
 
+// A load of what nothing reads again: L2 gives it up first.
+__device__ inline uint4 load_once(const uint4* pointer) { return __ldcs(pointer); }
+
 // --- one lane of a warp --------------------------------------------------------------------------
 
 // True in one lane of a warp, all of which is here. The compiler knows then that what follows is

@@ -16,7 +16,10 @@
 namespace photon::cuda {
 namespace {
 
-constexpr int kMostThreads = 128;
+constexpr int kMostThreads = 64;
+// Of an SM: leaves a thread 56 registers, which are enough for what models have.
+template <typename T, bool kVector>
+constexpr int kCtas = kVector && sizeof(T) == 2 ? 18 : 1;
 
 // How the heads of a token are dealt out.
 struct HeadGrid {
@@ -109,7 +112,7 @@ __device__ inline Token load_fresh_token(const int32_t* decode_meta, int64_t ind
 }
 
 template <typename T, bool kVector>
-__global__ void __launch_bounds__(kMostThreads)
+__global__ void __launch_bounds__(kMostThreads, kCtas<T, kVector>)
     rope_append_kv_kernel(const RopeAppendKvParams p, const HeadGrid grid) {
   wait_for_earlier();
   const int index = static_cast<int>(grid.ctas.divides(blockIdx.x)),

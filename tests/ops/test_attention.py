@@ -27,7 +27,7 @@ SHAPES = [
     (5, 5, 34),
     (2, 1, 256),
 ]
-MANY_HEADS = (12, 4, 96)  # of a token more than a CTA of the CUDA kernel that rotates has
+MANY_HEADS = (12, 4, 96)  # of a token more than two CTAs of the CUDA kernel that rotates has
 # row, first position, tokens: decode, chunks, a dead token
 MIXED = [(1, 0, 1), (2, 5, 3), (0, 0, 1), (4, 17, 1), (3, 0, 9)]
 

@@ -36,6 +36,7 @@ inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
   return valid ? *pointer : uint4{0, 0, 0, 0};
 }
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
+inline uint4 load_once(const uint4* pointer) { return *pointer; }
 
 // --- one lane of a warp --------------------------------------------------------------------------
 
