@@ -21,8 +21,6 @@ import photon_ext
 CSRC = Path(photon_ext.__file__).resolve().parents[1] / "csrc"
 # launched where hopper_runs() alone, by file
 FAST = {
-    "sample": "(sample_kernel|adjusted_best|apply_automaton|hide_adjusted|put_(processed_)?logprobs"
-    "|(filtered|searched|noisy)_best)I.*Li[28]E",
     "split_attention": "split_attention_kernel",
 }
 # whose kernels have no code for compute capability 8.0

@@ -26,6 +26,7 @@ constexpr float kDistanceUnits = 0x1.715476p+27f;  // log2(e) * 2^27
 constexpr uint32_t kTooFar = 0xffffffffu;          // no candidate
 constexpr uint32_t kFarthest = kTooFar - 1;
 constexpr int kHalvingBits = 27;
+constexpr uint32_t kOneHalving = 1u << kHalvingBits;
 constexpr int kWeightBits = 31;  // the likeliest id weighs 2^31
 
 // The row must be in the tables. A share or a bound that is none counts as off.
@@ -46,18 +47,21 @@ PHOTON_HOST_DEVICE inline uint32_t distance_below(float top, float scaled) {
   return units < 4294967296.0f ? static_cast<uint32_t>(units) : kTooFar;
 }
 
+// The upper half of a product.
+PHOTON_HOST_DEVICE inline uint32_t mul_high(uint32_t a, uint32_t b) {
+  return static_cast<uint32_t>((uint64_t{a} * b) >> 32);
+}
+
 // How likely an id at this distance is: 2^31 at 0, and half of it at each halving; right to 7e-8 of
 // it and to one unit. (2^-f by a polynomial of degree 5 that is exact at 0.)
 PHOTON_HOST_DEVICE inline uint32_t weight_at(uint32_t distance) {
-  constexpr uint64_t kOne = uint64_t{1} << kWeightBits;
-  const uint64_t f = static_cast<uint64_t>(distance & ((1u << kHalvingBits) - 1))
-                     << (kWeightBits - kHalvingBits);
-  uint64_t power = 19791209u - ((f * 2036727u) >> kWeightBits);
-  power = 118771734u - ((f * power) >> kWeightBits);
-  power = 515791228u - ((f * power) >> kWeightBits);
-  power = 1488515800u - ((f * power) >> kWeightBits);
-  power = kOne - ((f * power) >> kWeightBits);
-  return static_cast<uint32_t>(power >> (distance >> kHalvingBits));
+  const uint32_t f = (distance & (kOneHalving - 1)) << (32 - kHalvingBits);
+  uint32_t power = 19791209u - mul_high(f, 2036727u);
+  power = 118771734u - mul_high(f, power);
+  power = 515791228u - mul_high(f, power);
+  power = 1488515800u - mul_high(f, power);
+  power = (1u << kWeightBits) - mul_high(f, power);
+  return power >> (distance >> kHalvingBits);
 }
 
 // The mass that the likeliest ids must reach, of a total that is not 0.

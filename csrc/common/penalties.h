@@ -114,7 +114,8 @@ struct Adjustment {
     logit = biased(logit, id);
     if (counts == nullptr) return logit;
     const int32_t count = count_of(id);
-    return penalized(logit, count, count > 0 || is_seen(id));
+    const bool has_bit = is_seen(id);  // whatever the count: neither load waits for the other
+    return penalized(logit, count, count > 0 || has_bit);
   }
 };
 

@@ -1,8 +1,9 @@
 // A row of logits that are not what is sampled: some ids have a bias or penalties.
 //
-// The adjusted ids of a CTA's part of the row are found once, before all passes over it, and listed
-// with their scores. A pass then takes the vectors as they are, in which listed ids are hidden, and
-// the list. Where the list is too short, or the row too long, each pass asks for every id.
+// The adjusted ids of a CTA's part of the row are found and listed once, before all passes over it.
+// A pass then takes the vectors as they are, in which listed ids are hidden, and the list with its
+// scores. What a score is made of is asked for when an id is listed and comes from DRAM during the
+// first pass. Where the list is too short, or the row too long, each pass asks for every id.
 #pragma once
 #include "common/penalties.h"
 #include "cuda/logits_row.cuh"
@@ -21,12 +22,10 @@ template <int kBlocks>
 struct HiddenIds {
   static constexpr int kMost = kHidingWords<kBlocks>;
 
-  uint32_t biased, others;  // that belong on the list, perhaps more than fit; first the biased
-  uint32_t words[kMost];    // the ids of the CTA's part, a bit each
+  uint32_t listed;        // that belong on the list, perhaps more than fit
+  uint32_t words[kMost];  // the ids of the CTA's part, a bit each
   int32_t ids[kMost];
   float scores[kMost];
-
-  __device__ uint32_t count() const { return biased + others; }
 
   __device__ void put(uint32_t at, int32_t id) {
     if (at < kMost) ids[at] = id;
@@ -54,15 +53,14 @@ struct HidingPlaces {
 };
 
 // Not inlined, because it stands in many places, few of which are passed often.
-__device__ __noinline__ float adjusted_score(const Adjustment& adjustment, float logit,
-                                             int32_t id) {
+__device__ __noinline__ inline float adjusted_score(const Adjustment& adjustment, float logit,
+                                                    int32_t id) {
   return adjustment.adjusted(logit, id);
 }
 
 // A row that is asked for every id.
 template <typename T>
 struct AdjustedRow : Row<T> {
-  using Whole = AdjustedRow;
   static constexpr int kIds = Vector<T>::kIds;
 
   const Adjustment& adjustment;
@@ -95,21 +93,23 @@ struct AdjustedRow : Row<T> {
   }
 };
 
-// A row whose adjusted ids are hidden.
+// A row whose adjusted ids, if it has any, are hidden.
 template <typename T, int kBlocks>
 struct HidingRow : Row<T> {
-  using Whole = AdjustedRow<T>;
   using Places = HidingPlaces<T, kBlocks>;
 
-  const HiddenIds<kBlocks>& hidden;
+  HiddenIds<kBlocks>& hidden;
+  const Adjustment& adjustment;
+  const bool hides;
 
   template <typename Shared>
-  __device__ static HidingRow of(const Shared& shared) {
-    return {shared.plan.row(), shared.hidden};
+  __device__ static HidingRow of(Shared& shared) {
+    return {shared.plan.row(), shared.hidden, shared.plan.adjustment, shared.hidden.listed > 0};
   }
 
   // The hidden ids of a vector of this thread, a bit each.
   __device__ uint32_t hidden_ids(int vector) const {
+    if (!hides) return 0;
     constexpr int kIds = Places::kIds;
     const int thread = threadIdx.x;
     const uint32_t word =
@@ -117,10 +117,18 @@ struct HidingRow : Row<T> {
     return word >> (thread % Places::kWordVectors * kIds) & Vector<T>::kAll;
   }
 
+  // Makes the scores that the thread passes in for_hidden(), once before it is called.
+  __device__ void score_hidden() const {
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < hidden.listed; i += kSampleThreads)
+      hidden.scores[i] = adjustment.adjusted(to_float(this->logits[hidden.ids[i]]), hidden.ids[i]);
+  }
+
   // Calls body(id, score) for the thread's part of those that are hidden.
   template <typename Body>
   __device__ void for_hidden(const Body& body) const {
-    for (uint32_t i = threadIdx.x; i < hidden.count(); i += kSampleThreads)
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < hidden.listed; i += kSampleThreads)
       body(hidden.ids[i], hidden.scores[i]);
   }
 };
@@ -130,36 +138,28 @@ template <typename T, int kBlocks>
 struct Hiding {
   using Places = HidingPlaces<T, kBlocks>;
 
-  const Row<T>& row;
+  const Row<T> row;
   const Adjustment& adjustment;
   const int part;  // which CTA of the row's
   HiddenIds<kBlocks>& found;
 
-  // All threads of the CTA call it; false: they are too many, or the row is too long, or there are
-  // ids whose bits are not kept. A thread has left the scores that it passes in for_hidden().
+  // All threads of the CTA call it, after plan_row(); false: they are too many, or the row is too
+  // long, or there are ids whose bits are not kept.
   __device__ bool all() const {
     const int64_t counted = min(adjustment.counted_ids, static_cast<int64_t>(row.vocab));
     if (Places::num_words(row.vocab) > found.kMost || counted > adjustment.seen_ids) return false;
-    if (threadIdx.x == 0) found.biased = found.others = 0;
-    put_biased();
-    __syncthreads();
     put_penalized();
+    if (adjustment.num_biases > 0) put_biased();
+    list();
     __syncthreads();
-    if (found.count() > found.kMost) return false;
-    const bool has_counts = adjustment.counts != nullptr;
-    for (uint32_t i = threadIdx.x; i < found.count(); i += kSampleThreads) {
-      const int32_t id = found.ids[i], count = has_counts ? adjustment.count_of(id) : 0;
-      const bool is_biased = i < found.biased;
-      float score = to_float(row.logits[id]);
-      if (is_biased) score = adjustment.biased(score, id);
-      if (has_counts)
-        score = adjustment.penalized(score, count, !is_biased || adjustment.is_seen(id));
-      found.scores[i] = score;
-    }
-    return true;
+    return found.listed <= found.kMost;
   }
 
  private:
+  static constexpr int kOwn = HiddenIds<kBlocks>::kMost / kSampleThreads;  // words of a thread
+
+  __device__ static int word(int i) { return i * kSampleThreads + threadIdx.x; }
+
   // The bits of those ids of a word that have penalties.
   __device__ uint32_t penalized_ids(int32_t first) const {
     const int32_t left = row.vocab - first;
@@ -169,24 +169,45 @@ struct Hiding {
   }
 
   __device__ void put_penalized() const {
-    constexpr int kOwn = HiddenIds<kBlocks>::kMost / kSampleThreads;
-    uint32_t bits[kOwn];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i)
-      bits[i] = penalized_ids(Places::first_id(i * kSampleThreads + threadIdx.x, part));
+      found.words[word(i)] = penalized_ids(Places::first_id(word(i), part));
+  }
+
+  // A bias's id may be any number.
+  __device__ void put_biased() const {
+    __syncthreads();
+#pragma unroll 1
+    for (int i = threadIdx.x; i < adjustment.num_biases; i += kSampleThreads) {
+      const int32_t id = adjustment.biases[2 * i];
+      if (id >= 0 && id < row.vocab && Places::part_of(id) == part)
+        atomicOr(&found.words[Places::word_of(id)], 1u << id % 32);
+    }
+    __syncthreads();
+  }
+
+  // Lists the ids whose bits are set.
+  __device__ void list() const {
+    int own = 0;
 #pragma unroll
+    for (int i = 0; i < kOwn; ++i) own += __popc(found.words[word(i)]);
+    uint32_t at = place_of(own);
+#pragma unroll 1
     for (int i = 0; i < kOwn; ++i) {
-      const int word = i * kSampleThreads + threadIdx.x;
-      const uint32_t more = adjustment.num_biases > 0 ? bits[i] & ~found.words[word] : bits[i];
-      found.words[word] = adjustment.num_biases > 0 ? bits[i] | found.words[word] : bits[i];
-      put_bits(more, Places::first_id(word, part));
+      const int32_t first = Places::first_id(word(i), part);
+#pragma unroll 1
+      for (uint32_t bits = found.words[word(i)]; bits != 0; bits &= bits - 1) {
+        const int32_t id = first + __ffs(static_cast<int>(bits)) - 1;
+        if (id < adjustment.counted_ids) prefetch_l2(adjustment.counts + id);  // to be scored soon
+        found.put(at++, id);
+      }
     }
   }
 
-  // Lists the ids from `first` on whose bits are set. All lanes of a warp call it.
-  __device__ void put_bits(uint32_t bits, int32_t first) const {
-    if (__any_sync(kFullWarp, bits != 0) == 0) return;
-    const int lane = threadIdx.x % kWarpSize, own = __popc(bits);
+  // Where the thread lists as many ids. All lanes of a warp call it.
+  __device__ uint32_t place_of(int own) const {
+    if (__any_sync(kFullWarp, own != 0) == 0) return 0;
+    const int lane = threadIdx.x % kWarpSize;
     int sum = own;  // of the lanes up to this one
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -194,36 +215,33 @@ struct Hiding {
       if (lane >= offset) sum += below;
     }
     uint32_t at = 0;
-    if (lane == kWarpSize - 1)
-      at = found.biased + atomicAdd(&found.others, static_cast<uint32_t>(sum));
-    at = __shfl_sync(kFullWarp, at, kWarpSize - 1) + sum - own;
-    for (; bits != 0; bits &= bits - 1) found.put(at++, first + __ffs(static_cast<int>(bits)) - 1);
-    __syncwarp();  // who had nothing to put has waited for the others
-  }
-
-  // A bias's id may be any number.
-  __device__ void put_biased() const {
-    if (adjustment.num_biases == 0) return;
-    for (int word = threadIdx.x; word < found.kMost; word += kSampleThreads) found.words[word] = 0;
-    __syncthreads();
-    for (int i = threadIdx.x; i < adjustment.num_biases; i += kSampleThreads) {
-      const int32_t id = adjustment.biases[2 * i];
-      if (id < 0 || id >= row.vocab || Places::part_of(id) != part) continue;
-      const uint32_t bit = 1u << id % 32;
-      if ((atomicOr(&found.words[Places::word_of(id)], bit) & bit) == 0)
-        found.put(atomicAdd(&found.biased, 1u), id);
-    }
+    if (lane == kWarpSize - 1) at = atomicAdd(&found.listed, static_cast<uint32_t>(sum));
+    return __shfl_sync(kFullWarp, at, kWarpSize - 1) + sum - own;
   }
 };
+
+// Has what tells the adjusted ids of the CTA's part of the row brought into L2.
+template <typename T, int kBlocks>
+__device__ void prefetch_adjustment(const Adjustment& adjustment, int part) {
+  constexpr int kSectorWords = 8;  // that are loaded from DRAM together
+#pragma unroll 1
+  for (int i = threadIdx.x; i < adjustment.num_biases; i += kSampleThreads)
+    prefetch_l2(adjustment.biases + 2 * i);
+  if (threadIdx.x % kSectorWords != 0) return;
+#pragma unroll 1
+  for (int word = threadIdx.x; word < HiddenIds<kBlocks>::kMost; word += kSampleThreads) {
+    const int32_t first = HidingPlaces<T, kBlocks>::first_id(word, part);
+    if (first < adjustment.seen_ids) prefetch_l2(adjustment.seen_bits + first / 32);
+  }
+}
 
 // Not inlined, so that it has all registers.
 template <typename T, int kBlocks, typename Shared>
 __device__ __noinline__ bool hide_adjusted() {
   Shared& shared = shared_as<Shared>();
-  const Row<T> row = shared.plan.row();
-  const int part = part_of_row<kBlocks>();
-  prefetch_row(row, own_vectors<kBlocks>(part));
-  return Hiding<T, kBlocks>{row, shared.plan.adjustment, part, shared.hidden}.all();
+  return Hiding<T, kBlocks>{shared.plan.row(), shared.plan.adjustment, part_of_row<kBlocks>(),
+                            shared.hidden}
+      .all();
 }
 
 // The lowest id of a vector whose logit is this one and that is not hidden.
@@ -250,17 +268,18 @@ __device__ Candidate greedy_best(const AnyRow& row, ThreadVectors share) {
     best = {score, id};
     vector_of_best = -1;
   };
-  for_shown<kScoreLoads>(
+  for_shown(
       row, share,
       [&](const V& v, int vector) {  // for now by the vector's first id
         if (const float score = largest(v); score > best.score) {
           best = {score, vector * V::kIds};
           vector_of_best = vector;
         }
-        return 0u;
+        return true;
       },
       take);
   if (vector_of_best >= 0) best.id = shown_with(row, best.score, vector_of_best);
+  row.score_hidden();
   row.for_hidden(take);
   return best;
 }

@@ -17,12 +17,13 @@ constexpr int kGuessedTopK = 64;  // near enough for most, where top_k is off
 
 // The sum over the CTA; every thread gets it. `of_warp` is used by nothing else.
 __device__ inline uint64_t block_total(uint64_t v, uint64_t* of_warp) {
-#pragma unroll
+#pragma unroll 1
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
     v += __shfl_xor_sync(kFullWarp, v, offset);
   if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = v;
   __syncthreads();
   v = 0;
+#pragma unroll 4
   for (int warp = 0; warp < kSampleWarps; ++warp) v += of_warp[warp];
   return v;
 }
@@ -76,7 +77,7 @@ struct FilterList {
   // All threads of the CTA call it.
   __device__ bool is_kept(const Candidate& own, const Standing& standing) const {
     const ShortList& shared = listing.shared;
-    const uint32_t count = own.id < 0 ? 0 : listing.count();
+    const uint32_t listed = listing.count(), count = own.id < 0 ? 0 : listed;
     uint32_t nearer = 0;
     uint64_t nearer_mass = 0;
 #pragma unroll 2
@@ -103,29 +104,10 @@ template <typename AnyRow, int kBlocks, typename Shared>
 __device__ __noinline__ Candidate searched_best(float top) {
   Shared& shared = shared_as<Shared>();
   const Noise& noise = shared.plan.noise;
-  const Filter& filter = shared.plan.filter;
   const AnyRow row = AnyRow::of(shared);
   const ThreadVectors share = own_vectors<kBlocks>(part_of_row<kBlocks>());
   const ScaledRow<AnyRow> scaled{row, share, noise.divisor(), top};
-  RowFilter<AnyRow, kBlocks> at_work{scaled, shared.search};
-  __syncthreads();  // what shares its memory is read no more
-  if (threadIdx.x == 0) shared.search.listed = 0;
-  at_work.clear(0);
-  __syncthreads();
-  if (filter.top_k > 0)
-    at_work.lower_limit([](uint32_t) { return 1u; },
-                        [&](uint64_t) { return static_cast<uint64_t>(filter.top_k); });
-  if (filter.top_p != 0)
-    at_work.lower_limit([](uint32_t distance) { return weight_at(distance); },
-                        [&](uint64_t total) { return needed_mass(total, filter.top_p); });
-  Candidate best;
-  at_work.for_near([&](int32_t id, uint32_t distance) {
-    if (weight_at(distance) < filter.least_weight) return;
-    const float score = noise.scaled(row.score(to_float(row.logits[id]), id));
-    const Candidate candidate = {noise.noised(score, id), id};
-    if (is_better(candidate, best)) best = candidate;
-  });
-  return best;
+  return RowSearch<AnyRow, kBlocks>{scaled, shared.plan.filter, noise, shared.search}.best();
 }
 
 // A thread's best of what a row may draw.
@@ -150,7 +132,7 @@ __device__ __noinline__ Drawn filtered_best() {
   const FilterList<AnyRow, kBlocks> list{scaled, filter, {part, shared.list}};
   const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShort : filter.top_p != 0;
   if (may_be_few && list.fill()) return {list.draw(shared.plan.noise), true};
-  return {searched_best<typename AnyRow::Whole, kBlocks, Shared>(top), false};
+  return {searched_best<AnyRow, kBlocks, Shared>(top), false};
 }
 
 }  // namespace photon::cuda

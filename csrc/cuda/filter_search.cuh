@@ -4,6 +4,7 @@
 // no launch.
 #pragma once
 #include "common/filter.h"
+#include "common/noise.h"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/row_reduce.cuh"
@@ -32,7 +33,15 @@ struct FilterSearch {
   FilterPlace place;
   uint32_t listed;  // ids that belong on the list, perhaps more than fit
   int32_t ids[kFilterList];
-  uint32_t distances[kFilterList];
+  float scaled[kFilterList];
+};
+
+// What the ids that are near enough are looked at for.
+enum class FilterLook {
+  kCount,  // to sum up how many there are
+  kMass,   // and what they weigh
+  kList,
+  kDraw,
 };
 
 // The largest distance whose bits from `shift` on are `prefix`.
@@ -58,23 +67,57 @@ __device__ uint64_t total_of(const FilterBin& bin) {
   return total;
 }
 
-// One row's filter at work. All threads of the row's CTAs call every function.
+// The search in one row. All threads of the row's CTAs call every function.
 template <typename AnyRow, int kBlocks>
-struct RowFilter {
+struct RowSearch {
+  static constexpr int kFirstShift = 32 - kFilterBinBits;
+
   const ScaledRow<AnyRow>& row;
+  const Filter& filter;
+  const Noise& noise;
   FilterSearch& shared;
   uint32_t limit = kFarthest;  // ids beyond this distance are dropped
   bool has_list = false;
   int buffer = 0;  // which bins are clear
+  uint32_t prefix = 0;
+  int shift = kFirstShift;
+  uint64_t left = 0;  // of what is needed; the first warp's alone
 
-  // Calls body(id, distance) for those of the thread's ids that are near enough: from the list,
-  // where there is one.
-  template <typename Body>
-  __device__ void for_near(const Body& body) const {
-    if (!has_list || shared.listed > kFilterList)
-      return row.for_near(limit, [&](int32_t id, float, uint32_t at) { body(id, at); });
-    for (uint32_t i = threadIdx.x; i < shared.listed; i += blockDim.x)
-      if (shared.distances[i] <= limit) body(shared.ids[i], shared.distances[i]);
+  // The thread's best of the ids that the filter keeps. All looks run the same code: that of each
+  // alone would take longer to fetch than to run.
+  __device__ Candidate best() {
+    start();
+    FilterLook look = filter.top_k > 0 ? FilterLook::kCount : behind_count();
+    FilterLook behind_list = look;
+    Candidate best;
+#pragma unroll 1
+    while (true) {
+      for_near([&](int32_t id, float scaled, uint32_t distance) {
+        if (look == FilterLook::kList)
+          put(id, scaled);
+        else if (look == FilterLook::kDraw)
+          draw(best, id, scaled, distance);
+        else
+          add(look, distance);
+      });
+      if (look == FilterLook::kDraw) return best;
+      if (look == FilterLook::kList) {
+        __syncthreads();
+        has_list = true;
+        look = behind_list;
+      } else {
+        behind_list = sum_up(look);
+        look = has_list ? behind_list : FilterLook::kList;
+      }
+    }
+  }
+
+ private:
+  __device__ void start() {
+    __syncthreads();  // what shares its memory is read no more
+    if (threadIdx.x == 0) shared.listed = 0;
+    clear(0);
+    __syncthreads();
   }
 
   __device__ void clear(int which) {
@@ -82,75 +125,91 @@ struct RowFilter {
       shared.bins[which][bin] = {0, 0};
   }
 
-  // Lists the ids that are near enough.
-  __device__ void list() {
-    for_near([&](int32_t id, uint32_t distance) {
-      const uint32_t at = atomicAdd(&shared.listed, 1u);
-      if (at >= kFilterList) return;
-      shared.ids[at] = id;
-      shared.distances[at] = distance;
-    });
-    __syncthreads();
-    has_list = true;
+  __device__ FilterLook behind_count() const {
+    return filter.top_p != 0 ? FilterLook::kMass : FilterLook::kDraw;
   }
 
-  // Sums up the amounts of ids whose distance begins with `prefix`, by the next bits. What the
-  // bins had before is read no more when a CTA gets past the barrier.
-  template <typename Amount>
-  __device__ void sum_up(uint32_t prefix, int shift, const Amount& amount) {
+  // Calls body(id, scaled logit, distance) for those of the thread's ids that are near enough: from
+  // the list, where there is one.
+  template <typename Body>
+  __device__ void for_near(const Body& body) const {
+    if (!has_list || shared.listed > kFilterList) return row.for_near(limit, body);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < shared.listed; i += blockDim.x) {
+      const float scaled = shared.scaled[i];
+      const uint32_t distance = distance_below(row.top, scaled);
+      if (distance <= limit) body(shared.ids[i], scaled, distance);
+    }
+  }
+
+  __device__ void put(int32_t id, float scaled) const {
+    const uint32_t at = atomicAdd(&shared.listed, 1u);
+    if (at >= kFilterList) return;
+    shared.ids[at] = id;
+    shared.scaled[at] = scaled;
+  }
+
+  __device__ void draw(Candidate& best, int32_t id, float scaled, uint32_t distance) const {
+    if (weight_at(distance) < filter.least_weight) return;
+    const Candidate candidate = {noise.noised(scaled, id), id};
+    if (is_better(candidate, best)) best = candidate;
+  }
+
+  __device__ static uint32_t amount(FilterLook look, uint32_t distance) {
+    return look == FilterLook::kCount ? 1 : weight_at(distance);
+  }
+
+  __device__ uint64_t needed(FilterLook look, uint64_t total) const {
+    return look == FilterLook::kCount ? static_cast<uint64_t>(filter.top_k)
+                                      : needed_mass(total, filter.top_p);
+  }
+
+  // Adds the amount of an id whose distance begins with the prefix, by the next bits.
+  __device__ void add(FilterLook look, uint32_t distance) const {
+    const uint32_t bin = distance >> shift;
+    if (bin >> kFilterBinBits == prefix)
+      add_amount(shared.bins[buffer][bin % kFilterBins], amount(look, distance));
+  }
+
+  // Finds, by the amounts that all have added, the next bits of the smallest distance up to which
+  // they come to what is needed; where they do not, the limit stays. Returns what to look for next.
+  __device__ FilterLook sum_up(FilterLook look) {
+    sync_row<kBlocks>();  // what bins had before is read no more when a CTA gets past it
     FilterBin* bins = shared.bins[buffer];
-    for_near([&](int32_t, uint32_t distance) {
-      const uint32_t bin = distance >> shift;
-      if (bin >> kFilterBinBits == prefix) add_amount(bins[bin % kFilterBins], amount(distance));
-    });
-    sync_row<kBlocks>();
     buffer ^= 1;
     clear(buffer);
     for (int bin = threadIdx.x; bin < kFilterBins; bin += blockDim.x)
       shared.totals[bin] = total_of<kBlocks>(bins[bin]);
     __syncthreads();
-  }
-
-  // Lowers the limit to the smallest distance up to which the amounts come to needed(total of the
-  // amounts); where they do not, it stays.
-  template <typename Amount, typename Needed>
-  __device__ void lower_limit(const Amount& amount, const Needed& needed) {
-    uint64_t left = 0;  // of what is needed; the first warp's alone
-    uint32_t prefix = 0;
-    for (int shift = 32 - kFilterBinBits;; shift -= kFilterBinBits) {
-      const bool first = shift == 32 - kFilterBinBits;
-      sum_up(prefix, shift, amount);
-      if (threadIdx.x < kWarpSize) find_bin(left, prefix, shift, first, amount, needed);
-      __syncthreads();
-      const FilterPlace place = shared.place;
-      prefix = place.prefix;
-      const uint32_t last = last_of(prefix, shift);
-      if (first || place.found != 0) limit = min(limit, last);
-      if (first && !has_list) list();
-      if (place.found != 0) return;
-    }
+    if (threadIdx.x < kWarpSize) find_bin(look);
+    __syncthreads();
+    const FilterPlace place = shared.place;
+    if (shift == kFirstShift || place.found != 0) limit = min(limit, last_of(place.prefix, shift));
+    prefix = place.found != 0 ? 0 : place.prefix;
+    shift = place.found != 0 ? kFirstShift : shift - kFilterBinBits;
+    if (place.found == 0) return look;
+    return look == FilterLook::kCount ? behind_count() : FilterLook::kDraw;
   }
 
   // The first warp: the bin in which the sum reaches what is left, into shared.place. The search
   // may end there: all of the bin is needed, or it holds one id. (Each weighs at least what the
   // last of the bin would.)
-  template <typename Amount, typename Needed>
-  __device__ void find_bin(uint64_t& left, uint32_t prefix, int shift, bool first,
-                           const Amount& amount, const Needed& needed) {
+  __device__ void find_bin(FilterLook look) {
     constexpr int kOwn = kFilterBins / kWarpSize;
     const int lane = threadIdx.x;
     uint64_t own = 0;
+#pragma unroll 1
     for (int i = 0; i < kOwn; ++i) own += shared.totals[lane * kOwn + i];
     uint64_t sum = own;  // of the lanes up to this one
-#pragma unroll
+#pragma unroll 1
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
       const uint64_t below = __shfl_up_sync(kFullWarp, sum, offset);
       if (lane >= offset) sum += below;
     }
     const uint64_t total = __shfl_sync(kFullWarp, sum, kWarpSize - 1);
-    if (first) left = needed(total);
+    if (shift == kFirstShift) left = needed(look, total);
     const unsigned reached = __ballot_sync(kFullWarp, sum >= left);
-    const int finder = reached != 0 ? __ffs(reached) - 1 : kWarpSize - 1;
+    const int finder = reached != 0 ? __ffs(static_cast<int>(reached)) - 1 : kWarpSize - 1;
     uint64_t rest = left - (sum - own);  // the finder's: what its own bins have to give
     if (lane == finder) {
       int bin = lane * kOwn;
@@ -160,7 +219,7 @@ struct RowFilter {
       const uint32_t found = prefix << kFilterBinBits | static_cast<uint32_t>(bin);
       const uint32_t last = last_of(found, shift);
       const bool done =
-          reached == 0 || shift == 0 || in_bin == rest || in_bin < 2 * uint64_t{amount(last)};
+          reached == 0 || shift == 0 || in_bin == rest || in_bin < 2 * uint64_t{amount(look, last)};
       shared.place = {reached == 0 ? kFilterBins - 1u : found, done ? 1 : 0};
     }
     left = __shfl_sync(kFullWarp, rest, finder);

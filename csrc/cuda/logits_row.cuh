@@ -12,7 +12,6 @@
 
 namespace photon::cuda {
 
-constexpr int kScoreLoads = 3;  // the same where there is more than the largest logit to find
 constexpr int kSampleLoads =
     5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
 
@@ -24,19 +23,6 @@ struct alignas(kVectorBytes) Vector {
 
   T of_id[kIds];
 
-  // The i-th, selected: registers have no index.
-  __device__ float logit(int i) const {
-    uint32_t words[4];
-    memcpy(words, of_id, sizeof(words));
-    const int word = i * static_cast<int>(sizeof(T)) / 4;
-    const uint32_t low = (word & 1) != 0 ? words[1] : words[0],
-                   high = (word & 1) != 0 ? words[3] : words[2];
-    const uint32_t found = ((word & 2) != 0 ? high : low) >> (i * sizeof(T) % 4 * 8);
-    T logit;
-    memcpy(&logit, &found, sizeof(T));
-    return to_float(logit);
-  }
-
   // Makes those whose bits are set -inf.
   __device__ void hide(uint32_t bits) {
     if (bits == 0) return;
@@ -45,22 +31,22 @@ struct alignas(kVectorBytes) Vector {
       if ((bits >> i & 1u) != 0) of_id[i] = from_float<T>(-INFINITY);
   }
 
-  // Those whose logit is not below this, as bits; of NaN all that are candidates.
-  __device__ uint32_t from(float least) const {
-    uint32_t bits = 0;
+  // Drops the first, so that the next takes its place: registers have no index.
+  __device__ void drop_first() {
+    constexpr int kShift = 8 * sizeof(T);
+    uint32_t words[4];
+    memcpy(words, of_id, sizeof(words));
 #pragma unroll
-    for (int i = 0; i < kIds; ++i) {
-      const float logit = to_float(of_id[i]);
-      if (logit > -INFINITY && !(logit < least)) bits |= 1u << i;
-    }
-    return bits;
+    for (int i = 0; i < 3; ++i)
+      words[i] = kShift == 32 ? words[i + 1] : __funnelshift_r(words[i], words[i + 1], kShift);
+    words[3] >>= kShift % 32;  // nothing looks at what a float leaves
+    memcpy(of_id, words, sizeof(words));
   }
 };
 
 template <typename T>
 struct Row {
   using Element = T;
-  using Whole = Row;  // the same where nothing is hidden
 
   const T* logits;
   int32_t vocab;
@@ -77,6 +63,7 @@ struct Row {
   // As those of AdjustedRow and HidingRow.
   __device__ bool adjusts(int) const { return false; }
   __device__ uint32_t hidden_ids(int) const { return 0; }
+  __device__ void score_hidden() const {}
   template <typename Body>
   __device__ void for_hidden(const Body&) const {}
 };
@@ -167,74 +154,64 @@ __device__ void prefetch_row(const Row<T>& row, ThreadVectors share) {
     prefetch_l2(row.logits + vector * Vector<T>::kIds);
 }
 
-// Looks at the thread's vectors. Where the logits of one are what is sampled, settle(v, vector)
-// says which of its ids are to be looked at, as bits; of others all are. For each of these body(id,
-// score) is called. Those that the row hides are -inf in v.
-template <int kLoads, typename AnyRow, typename Settle, typename Body>
+// Calls body(id, logit) for each of the vector's ids that is a candidate. The code is there once:
+// unrolled, it would take longer to fetch than to run.
+template <typename T, typename Body>
+__device__ void for_candidates(Vector<T> v, int32_t first, const Body& body) {
+#pragma unroll 1
+  for (int i = 0; i < Vector<T>::kIds; ++i) {
+    const float logit = to_float(v.of_id[0]);
+    v.drop_first();
+    if (logit > -INFINITY) body(first + i, logit);
+  }
+}
+
+// Looks at the thread's vectors, of which one is loaded ahead: from L2, see prefetch_row(). Where
+// the logits of one are what is sampled, settle(v, vector) says whether it is done with; of others
+// body(id, score) is called for each id whose logit is a candidate. Those that the row hides are
+// -inf in v, and so is what lies past the end of the row.
+template <typename AnyRow, typename Settle, typename Body>
 __device__ void for_shown(const AnyRow& row, ThreadVectors share, const Settle& settle,
                           const Body& body) {
-  using T = typename AnyRow::Element;
-  constexpr int kIds = Vector<T>::kIds;
-  const Row<T>& plain = row;
-  const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
-  const int end = static_cast<int>(ceil_div(row.vocab, kIds));
+  using V = Vector<typename AnyRow::Element>;
+  const Row<typename AnyRow::Element>& plain = row;
+  const int whole = is_vector_aligned(row.logits) ? row.vocab / V::kIds : 0;
+  const int end = static_cast<int>(ceil_div(row.vocab, V::kIds));
+  V ahead = share.first < whole ? load_vector<true>(plain, share.first) : V{};
 #pragma unroll 1
-  for (int begin = share.first; begin < end; begin += kLoads * share.step) {
-    Vector<T> v[kLoads];
-    if (whole > 0) {
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i)
-        v[i] = load_vector<true>(plain, min(begin + i * share.step, whole - 1));
-    }
-    uint64_t left = 0;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int at = begin + i * share.step;
-      if (at >= end) continue;
-      const uint32_t hidden = row.hidden_ids(at);
-      uint32_t bits = Vector<T>::kAll & ~hidden;
-      if (at < whole && !row.adjusts(at)) {
-        v[i].hide(hidden);
-        bits = settle(v[i], at);
-      }
-      left |= uint64_t{bits} << (i * kIds);
-    }
-#pragma unroll 1
-    while (left != 0) {
-      const int slot = (__ffsll(static_cast<long long>(left)) - 1) / kIds;
-      const int at = begin + slot * share.step;
-      const Vector<T> own =
-          at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
-      uint32_t bits = static_cast<uint32_t>(left >> (slot * kIds)) & Vector<T>::kAll;
-      left &= ~(uint64_t{Vector<T>::kAll} << (slot * kIds));
-#pragma unroll 1
-      for (; bits != 0; bits &= bits - 1) {
-        const int i = __ffs(static_cast<int>(bits)) - 1, id = at * kIds + i;
-        if (id < row.vocab) body(id, row.score(own.logit(i), id));
-      }
-    }
+  for (int at = share.first; at < end; at += share.step) {
+    V v = ahead;
+    if (at + share.step < whole) ahead = load_vector<true>(plain, at + share.step);
+    if (at >= whole) v = load_vector<false>(plain, at);
+    v.hide(row.hidden_ids(at));
+    if (!row.adjusts(at) && settle(v, at)) continue;
+    for_candidates(v, at * V::kIds,
+                   [&](int32_t id, float logit) { body(id, row.score(logit, id)); });
   }
 }
 
 // The same, and body() also for the ids that the row hides.
-template <int kLoads, typename AnyRow, typename Settle, typename Body>
+template <typename AnyRow, typename Settle, typename Body>
 __device__ void for_scores(const AnyRow& row, ThreadVectors share, const Settle& settle,
                            const Body& body) {
-  for_shown<kLoads>(row, share, settle, body);
+  for_shown(row, share, settle, body);
   row.for_hidden(body);
 }
 
-// The thread's largest score.
+// The thread's largest score: the first look at the row.
 template <typename AnyRow>
 __device__ float largest_score(const AnyRow& row, ThreadVectors share) {
   float best = -INFINITY;
-  for_scores<kSampleLoads>(
+  const auto take = [&](int32_t, float score) { best = fmaxf(best, score); };
+  for_shown(
       row, share,
       [&](const auto& v, int) {
         best = fmaxf(best, largest(v));
-        return 0u;
+        return true;
       },
-      [&](int32_t, float score) { best = fmaxf(best, score); });
+      take);
+  row.score_hidden();
+  row.for_hidden(take);
   return best;
 }
 

@@ -52,14 +52,14 @@ __device__ float list_and_sum(const AnyRow& row, ThreadVectors share, const LogS
   const auto add = [&](float score) {
     if (score > -INFINITY) sum += softmax.weight(score);
   };
-  for_scores<kScoreLoads>(
+  for_scores(
       row, share,
       [&](const auto& v, int) {
         using V = std::decay_t<decltype(v)>;
-        if (largest(v) >= bound) return V::kAll;
+        if (largest(v) >= bound) return false;
 #pragma unroll
         for (int i = 0; i < V::kIds; ++i) add(to_float(v.of_id[i]));
-        return 0u;
+        return true;
       },
       [&](int32_t id, float score) {
         add(score);

@@ -62,14 +62,22 @@ __device__ void put_in_block(float* pointer, uint32_t block, float value) {
     *pointer = value;
 }
 
-__device__ inline Candidate warp_best(Candidate best) {
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset),
-                             __shfl_xor_sync(kFullWarp, best.id, offset)};
-    if (is_better(other, best)) best = other;
-  }
-  return best;
+// A score, which is not NaN, as an integer of the same order: -0 and 0 are one.
+__device__ inline uint32_t ordered(float score) {
+  const uint32_t bits = __float_as_uint(score + 0.0f);
+  return (bits >> 31) != 0 ? ~bits : bits | 1u << 31;
+}
+
+__device__ inline float of_ordered(uint32_t order) {
+  return __uint_as_float((order >> 31) != 0 ? order & ~(1u << 31) : ~order);
+}
+
+// Every lane gets the warp's. An id of -1 is the largest as an unsigned number.
+__device__ inline Candidate warp_best(const Candidate& own) {
+  const uint32_t order = ordered(own.score), best = __reduce_max_sync(kFullWarp, order);
+  const uint32_t id =
+      __reduce_min_sync(kFullWarp, order == best ? static_cast<uint32_t>(own.id) : UINT32_MAX);
+  return {of_ordered(best), static_cast<int32_t>(id)};
 }
 
 // The first warp's result is the CTA's.

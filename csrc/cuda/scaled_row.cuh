@@ -34,9 +34,10 @@ struct ScaledRow {
   template <typename Body>
   __device__ void for_near(uint32_t limit, const Body& body) const {
     const float beyond = surely_beyond(limit);
-    for_scores<kScoreLoads>(
-        row, share, [&](const auto& v, int) { return largest(v) < beyond ? 0u : v.from(beyond); },
+    for_scores(
+        row, share, [&](const auto& v, int) { return largest(v) < beyond; },
         [&](int32_t id, float score) {
+          if (score < beyond) return;
           const uint32_t distance = distance_of(score);
           if (distance <= limit) body(id, scaled(score), distance);
         });

@@ -119,18 +119,19 @@ struct Listing {
     if (threadIdx.x < kBlocks)
       put_in_block<kBlocks>(&shared.listed_by[part], threadIdx.x, __uint_as_float(shared.listed));
     sync_row<kBlocks>();
-    uint32_t most = 0;
-    for (int block = 0; block < kBlocks; ++block) most = max(most, listed(block));
-    return most <= kListedByBlock && count() <= kListed;
+    return __reduce_max_sync(kFullWarp, listed_by_lane()) <= kListedByBlock && count() <= kListed;
   }
 
   __device__ uint32_t listed(int block) const { return __float_as_uint(shared.listed_by[block]); }
 
-  __device__ uint32_t count() const {
-    uint32_t count = 0;
-    for (int block = 0; block < kBlocks; ++block) count += listed(block);
-    return count;
+  // Of the CTA whose rank is the lane's.
+  __device__ uint32_t listed_by_lane() const {
+    const uint32_t lane = threadIdx.x % kWarpSize;
+    return lane < kBlocks ? listed(lane) : 0;
   }
+
+  // By all CTAs. All lanes of a warp call it.
+  __device__ uint32_t count() const { return __reduce_add_sync(kFullWarp, listed_by_lane()); }
 
   // The sum over all CTAs.
   __device__ uint64_t sum(int which) const {
@@ -148,7 +149,7 @@ struct Listing {
     const uint32_t thread = threadIdx.x;
     int block = kBlocks;
     uint32_t at = 0, end = 0;
-#pragma unroll
+#pragma unroll 1
     for (int i = 0; i < kBlocks; ++i) {
       const uint32_t begin = end;
       end += listed(i);

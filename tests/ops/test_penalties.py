@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -134,6 +135,27 @@ def test_every_id_may_have_a_penalty(
     segments = segments_of(len(rows), device)
     found = ops.sample(logits, segments, tables[0], hopper=hopper, tables=tables)
     assert_same_bits(found, reference.sample(logits, segments, tables[0], tables=tables))
+
+
+@pytest.mark.parametrize(
+    "filter_", [(300, 1.0, 0.0), (0, 0.5, 0.0), (500, 0.9, 0.0), (0, 1.0, 0.9)]
+)
+def test_ids_with_a_penalty_are_found_where_more_are_kept_than_a_list_holds(
+    device: str, hopper: bool, filter_: tuple[int, float, float]
+) -> None:
+    """All logits are alike but those of 700 ids, which are the likeliest by their penalty."""
+    vocab, (top_k, top_p, min_p) = 20_003, filter_
+    row = RowParams(
+        temperature=0.2, seed=0, top_k=top_k, top_p=top_p, min_p=min_p, presence_penalty=-2.0
+    )
+    rows = [replace(row, seed=seed) for seed in range(8)]
+    answer = list(range(0, 19_600, 28))
+    tables = tables_of(device, rows, vocab, [], answer)
+    logits = torch.zeros(len(rows), vocab, dtype=torch.bfloat16, device=device)
+    segments = segments_of(len(rows), device)
+    found = ops.sample(logits, segments, tables[0], hopper=hopper, tables=tables)
+    assert_same_bits(found, reference.sample(logits, segments, tables[0], tables=tables))
+    assert set(found.tolist()) <= set(answer)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
