@@ -1059,6 +1059,7 @@ def fused_attention_decode_into(
     hopper: bool = False,
     pdl: bool = False,
     counts: Tensor | None = None,
+    batch: bool = False,
 ) -> None:
     """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for tokens of distinct rows;
     q stays as it is.
@@ -1097,6 +1098,10 @@ def fused_attention_decode_into(
         counts: int32, at least one element: the step's counts, of which the first is the number of
             leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
             and they write no key or value. None: all T tokens are this call's, which costs least.
+        batch: with `hopper`, of many tokens with head_dim 128, up to 4 q heads a kv head and pages
+            of whole runs of 16 positions, run a kernel that is faster, and whose order of summation
+            depends on how many tokens there are and how long the others are, too. Everywhere else
+            it changes nothing.
     """
     _fused_attention_decode(
         *(
@@ -1118,6 +1123,7 @@ def fused_attention_decode_into(
             hopper,
             pdl,
             counts,
+            batch,
         )
     )
 

@@ -312,6 +312,7 @@ struct FusedAttentionDecodeParams {
   float scale;
   bool hopper;  // the split kernel may run, which sums in another order; then there is a workspace
   bool pdl;     // it may start while those before it still run, and read all but q, k and v
+  bool batch;   // with hopper: many tokens may be summed in an order that depends on the batch
   DType dtype;
 };
 

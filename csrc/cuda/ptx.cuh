@@ -296,6 +296,14 @@ __device__ inline void load_matrices_transposed(uint32_t (&registers)[4], const 
                : "memory");
 }
 
+// An 8 x 8 matrix of 16-bit elements that the warp has in a register each, row g, elements
+// 2t..2t+1: its transpose.
+__device__ inline uint32_t transpose_matrix(uint32_t rows) {
+  uint32_t columns;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
+  return columns;
+}
+
 // --- maths ---------------------------------------------------------------------------------------
 
 // 2^x to about two units in the last place; 2^0 is 1, 2^-inf and what would be subnormal are 0.

@@ -73,7 +73,7 @@ struct RangeResults {
     if (SplitShape<kHeadDim>::warp_group() > 0) return;
     for_queries([&](int half, int head) {
       const Part& part = sums.parts[half];
-      const float share = part.weight.sum == 0.0f ? 0.0f : 1.0f / part.weight.sum;
+      const float share = share_of(part.weight);
       Bf16* out = grid.out.at(range.index, head);
 #pragma unroll
       for (int piece = 0; piece < Sums::kPieces; ++piece) {

@@ -43,6 +43,11 @@ struct Weight {
   float high, sum;
 };
 
+// What sums of so much weight are multiplied by.
+__device__ inline float share_of(const Weight& weight) {
+  return weight.sum == 0.0f ? 0.0f : 1.0f / weight.sum;
+}
+
 // What a lane holds of one query: sums of exp2(score - high) * v for some dims, and their weight.
 template <int kValues>
 struct PartSoftmax {

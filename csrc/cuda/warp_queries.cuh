@@ -63,16 +63,16 @@ struct WarpQueries {
       }
     }
     __syncwarp();
-    take(shared);
+    take(shared, heads.count);
     __syncwarp();
     return is_live;
   }
 
  private:
-  // Rows without a query get what is there: see split_attention.cuh.
-  __device__ void take(const Shared& shared) {
+  // Rows without a query get the last one.
+  __device__ void take(const Shared& shared, int queries) {
     const LaneId lane = lane_id();
-    const Bf16* row = shared.queries[lane.g % Shared::kQueries] + 2 * lane.t;
+    const Bf16* row = shared.queries[min(lane.g, queries - 1)] + 2 * lane.t;
 #pragma unroll
     for (int fragment = 0; fragment < Shape::kFragments; ++fragment) {
 #pragma unroll

@@ -1,15 +1,15 @@
 // What becomes of a lone warp's sums: a tile range of the whole split-KV group is its result; the
 // splits of others meet in the workspace, where the last warp to arrive merges them.
 #pragma once
-#include "cuda/warp_sums.cuh"
+#include "cuda/warp_tiles.cuh"
 
 namespace photon::cuda {
 
-// Where the sums of one tile range go.
-template <int kHeadDim>
+// Where the sums of one tile range go, in the layout that `Sums` has them in.
+template <typename Sums>
 class WarpResults {
  public:
-  using Sums = WarpSums<kHeadDim>;
+  static constexpr int kHeadDim = Sums::kDims;
   using Shared = WarpShared<kHeadDim>;
 
   // is_live: else the token is zeros.
@@ -24,18 +24,10 @@ class WarpResults {
 
   // The split-KV group's result.
   __device__ void write(const Sums& sums) const {
-    const LaneId lane = lane_id();
-    if (lane.g >= heads_.count) return;
-    const float share = share_of(sums.part.weight);
-#pragma unroll
-    for (int piece = 0; piece < Sums::kPieces; ++piece) {
-      const uint32_t pair =
-          pack_bf16(share * sums.part.sum[2 * piece], share * sums.part.sum[2 * piece + 1]);
-      *out(lane.g, piece * 8 + 2 * lane.t) = is_live_ ? pair : 0;
-    }
+    sums.write(heads_.count, is_live_, [&](int query, int dim) { return out(query, dim); });
   }
 
-  // Makes the sums of a split those of all splits so far.
+  // Makes the sums of a split those of all splits so far. It and keep() are for sums by splits.
   __device__ void add_to_kept(Sums& sums) const {
     const LaneId lane = lane_id();
     if (lane.g >= heads_.count) return;
@@ -54,30 +46,19 @@ class WarpResults {
 
   // Keeps the sums of the splits so far.
   __device__ void keep(const Sums& sums) const {
-    const LaneId lane = lane_id();
     __syncwarp();
-    if (lane.g < heads_.count) {
-#pragma unroll
-      for (int piece = 0; piece < Sums::kPieces; ++piece) {
-        *reinterpret_cast<float2*>(&shared_.sums[lane.g][piece * 8 + 2 * lane.t]) = {
-            sums.part.sum[2 * piece], sums.part.sum[2 * piece + 1]};
-      }
-      if (lane.t == 0) shared_.weights[lane.g] = sums.part.weight;
-    }
+    sums.leave(
+        heads_.count, [&](int query) { return shared_.sums[query]; },
+        [&](int query) { return &shared_.weights[query]; });
     __syncwarp();
   }
 
   // Leaves one split's result for the warp that merges.
   __device__ void leave(const Sums& sums, int split) const {
-    const LaneId lane = lane_id();
-    if (lane.g >= heads_.count) return;
-    const int64_t at = partial_at(lane.g, split);
-#pragma unroll
-    for (int piece = 0; piece < Sums::kPieces; ++piece) {
-      *reinterpret_cast<float2*>(partials_.sums + at * kHeadDim + piece * 8 + 2 * lane.t) = {
-          sums.part.sum[2 * piece], sums.part.sum[2 * piece + 1]};
-    }
-    if (lane.t == 0) partials_.weights[at] = sums.part.weight;
+    sums.leave(
+        heads_.count,
+        [&](int query) { return partials_.sums + partial_at(query, split) * kHeadDim; },
+        [&](int query) { return &partials_.weights[partial_at(query, split)]; });
   }
 
   // Whether this warp is the last of its split-KV group to arrive. If so, it sees what all of them
@@ -128,10 +109,6 @@ class WarpResults {
 
   __device__ uint32_t* out(int query, int dim) const {
     return reinterpret_cast<uint32_t*>(grid_.out.at(range_.index, heads_.first + query) + dim);
-  }
-
-  __device__ static float share_of(const Weight& weight) {
-    return weight.sum == 0.0f ? 0.0f : 1.0f / weight.sum;
   }
 
   __device__ PartSoftmax<2> left(int query, int split, int dim) const {

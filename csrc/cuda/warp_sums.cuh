@@ -2,7 +2,7 @@
 // split_attention.cuh. What the warps of a CTA hand over to each other there stays in registers
 // here: a lane's scores of two instructions are what it needs as the left operand of the next one.
 #pragma once
-#include "cuda/warp_tiles.cuh"
+#include "cuda/warp_queries.cuh"
 
 namespace photon::cuda {
 
@@ -20,9 +20,12 @@ struct StepWeights {
     high[tile] = -INFINITY;
   }
 
-  // As score_tile() and weigh_tile(). `present`: a bit for each of the tile's positions.
-  __device__ void weigh(int tile, const WarpQueries<kHeadDim>& queries, const unsigned char* keys,
-                        uint32_t present, float scale_log2) {
+  // As score_tile() and weigh_tile(), one tile at a time. Of its positions `tokens` are in the
+  // context.
+  template <int kTiles>
+  __device__ void score(int tile, const WarpQueries<kHeadDim>& queries, const unsigned char* keys,
+                        int32_t tokens, float scale_log2) {
+    static_assert(kTiles == 1);
     const int lane = threadIdx.x % kWarpSize,
               first = Shape::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     float parts[2][2][4] = {};
@@ -35,7 +38,7 @@ struct StepWeights {
       multiply_bf16(parts[fragment % 2][0], query, {key[0], key[1]});
       multiply_bf16(parts[fragment % 2][1], query, {key[2], key[3]});
     }
-    present >>= 2 * lane_id().t;
+    const uint32_t present = ((1u << min(tokens, kTileTokens)) - 1) >> 2 * lane_id().t;
     float weights[4], highest = -INFINITY;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -59,15 +62,20 @@ struct StepWeights {
 template <int kHeadDim>
 struct WarpSums {
   using Shape = WarpShape<kHeadDim>;
-  static constexpr int kPieces = kHeadDim / 8;
+  using Step = StepWeights<kHeadDim>;
+  using Queries = WarpQueries<kHeadDim>;
+  static constexpr int kDims = kHeadDim, kPieces = kHeadDim / 8, kTilesAtOnce = 1;
+  static constexpr bool kBySplits = true;  // the sums of a split begin with zeros
 
   PartSoftmax<2 * kPieces> part;
 
+  __device__ void clear() { part.clear(); }
+
   // Brings the sums to the highest score of all tiles so far.
-  __device__ void raise_high(const StepWeights<kHeadDim>& weights) {
+  __device__ void begin_step(const Step& step) {
     float high = part.weight.high;
 #pragma unroll
-    for (const float of_tile : weights.high) high = fmaxf(high, of_tile);
+    for (const float of_tile : step.high) high = fmaxf(high, of_tile);
     const float keep = weight2(part.weight.high, high);
     part.weight = {high, keep * part.weight.sum};
 #pragma unroll
@@ -75,8 +83,7 @@ struct WarpSums {
   }
 
   // Adds a tile: its weights times its values.
-  __device__ void add_tile(const StepWeights<kHeadDim>& of_step, int tile,
-                           const unsigned char* values) {
+  __device__ void add_tile(const Step& of_step, int tile, const unsigned char* values) {
     constexpr uint32_t kOnes = 0x3f803f80;
     const int lane = threadIdx.x % kWarpSize, first = Shape::place(lane % 16, lane / 16);
     const uint32_t weights[4] = {of_step.at[tile][0], 0, of_step.at[tile][1], 0};
@@ -100,6 +107,33 @@ struct WarpSums {
         }
       }
     }
+  }
+
+  // at(query, dim): where a pair of dims of the result goes. Not is_live: zeros.
+  template <typename At>
+  __device__ void write(int queries, bool is_live, const At& at) const {
+    const LaneId lane = lane_id();
+    if (lane.g >= queries) return;
+    const float share = share_of(part.weight);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const uint32_t pair = pack_bf16(share * part.sum[2 * piece], share * part.sum[2 * piece + 1]);
+      *at(lane.g, piece * 8 + 2 * lane.t) = is_live ? pair : 0;
+    }
+  }
+
+  // sums_of(query): where its sums go; weight_of(query): their weight.
+  template <typename SumsOf, typename WeightOf>
+  __device__ void leave(int queries, const SumsOf& sums_of, const WeightOf& weight_of) const {
+    const LaneId lane = lane_id();
+    if (lane.g >= queries) return;
+    float* sums = sums_of(lane.g);
+#pragma unroll
+    for (int piece = 0; piece < kPieces; ++piece) {
+      *reinterpret_cast<float2*>(sums + piece * 8 + 2 * lane.t) = {part.sum[2 * piece],
+                                                                   part.sum[2 * piece + 1]};
+    }
+    if (lane.t == 0) *weight_of(lane.g) = part.weight;
   }
 };
 

@@ -172,23 +172,40 @@ class TileLoader {
     if (has_more_) request_page();
   }
 
-  __device__ bool is_loaded(int tile) const { return (loaded_ >> tile & 1) != 0; }
+  // A bit for each tile of the step that is in the cache.
   __device__ uint32_t loaded() const { return loaded_; }
   // Whether there was no such step: all keys and values have been requested.
   __device__ bool is_done() const { return !is_open_; }
 
-  // All lanes must be done with what the tile holds.
-  __device__ void request_keys(int tile) const { request(tile, tensors_.k_map, tensors_.k); }
-  __device__ void request_values(int tile) const { request(tile, tensors_.v_map, tensors_.v); }
+  // Of kTiles tiles from `first` on, those that are in the cache. All lanes must be done with what
+  // the tiles hold.
+  template <int kTiles>
+  __device__ void request_keys(int first) const {
+    request<kTiles>(first, tensors_.k_map, tensors_.k);
+  }
+  template <int kTiles>
+  __device__ void request_values(int first) const {
+    request<kTiles>(first, tensors_.v_map, tensors_.v);
+  }
 
  private:
-  __device__ void request(int tile, const HalfTileMap& map, const TileTensor& tensor) const {
-    const int row =
-        __shfl_sync(kFullWarp, tensor.row(page_of_tile_, head_of_tile_, token_of_tile_), tile);
+  template <int kTiles>
+  __device__ void request(int first, const HalfTileMap& map, const TileTensor& tensor) const {
+    const uint32_t wanted = loaded_ >> first & ((1u << kTiles) - 1);
+    if (wanted == 0) return;
+    const int own = tensor.row(page_of_tile_, head_of_tile_, token_of_tile_);
+    int rows[kTiles];
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) rows[i] = __shfl_sync(kFullWarp, own, first + i);
     if (!is_elected()) return;
-    arrive_expecting(&shared_.full[tile], Shape::kTileBytes);
-    copy_half_tile(shared_.tiles[tile], map, row, head_of_tile_ * tensor.head_slices,
-                   &shared_.full[tile], evict_normal());
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+      if ((wanted >> i & 1) == 0) continue;
+      const int tile = first + i;
+      arrive_expecting(&shared_.full[tile], Shape::kTileBytes);
+      copy_half_tile(shared_.tiles[tile], map, rows[i], head_of_tile_ * tensor.head_slices,
+                     &shared_.full[tile], evict_normal());
+    }
   }
 
   // Of the tile that a lane looks after: the first lanes have one each.

@@ -244,7 +244,7 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
                             const std::optional<Tensor>& q_norm,
                             const std::optional<Tensor>& k_norm, double eps,
                             const std::optional<Tensor>& workspace_, bool hopper, bool pdl,
-                            const std::optional<Tensor>& counts_) {
+                            const std::optional<Tensor>& counts_, bool batch) {
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -309,6 +309,7 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   p.workspace_words = workspace ? workspace->size(0) : 0;
   p.hopper = hopper;
   p.pdl = pdl;
+  p.batch = batch;
   p.scale = check_scale(out.op(), scale);
   p.dtype = q.dtype();
   PHOTON_DISPATCH(fused_attention_decode, out, p);

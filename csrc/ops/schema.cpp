@@ -100,5 +100,5 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? "
       "q_norm=None, Tensor? k_norm=None, "
       "float eps=1e-6, Tensor(d!)? workspace=None, bool hopper=False, bool pdl=False, "
-      "Tensor? counts=None) -> ()");
+      "Tensor? counts=None, bool batch=False) -> ()");
 }

@@ -20,7 +20,13 @@ from tests.forked import run_script
 
 CompletedTests: TypeAlias = "subprocess.CompletedProcess[str]"
 
-ATTENTIONS = ("attention", "even_attention", "mixed_attention", "split_attention")
+ATTENTIONS = (
+    "attention",
+    "batch_attention",
+    "even_attention",
+    "mixed_attention",
+    "split_attention",
+)
 OTHERS = (
     "batch_linear",
     "embedding",

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -45,9 +46,13 @@ class Decode:
     scale: float
 
     def run(
-        self, num_tokens: Tensor | None = None, hopper: bool = True, workspace: Tensor | None = None
+        self,
+        num_tokens: Tensor | None = None,
+        hopper: bool = True,
+        workspace: Tensor | None = None,
+        **options: Any,
     ) -> Tensor:
-        """The output of these tokens, or of all."""
+        """The output of these tokens, or of all; `options` of the op besides."""
         meta, q, k, v = (
             x if num_tokens is None else x[num_tokens.to(x.device)]
             for x in (self.meta, self.q, self.k, self.v)
@@ -70,6 +75,7 @@ class Decode:
                 *self.norms,
             ),
             *(1e-6, workspace, hopper),
+            **options,
         )
         return out
 

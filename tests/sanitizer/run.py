@@ -46,6 +46,7 @@ TESTS = (
     "tests/ops/test_fused_linear.py",
     "tests/ops/test_batch_linear.py",
     "tests/ops/test_split_attention.py",
+    "tests/ops/test_batch_attention.py",
     "tests/ops/test_chunk_attention.py",
     "tests/ops/test_even_attention.py",
     "tests/ops/test_mixed_attention.py",

@@ -136,6 +136,21 @@ void complete_load(unsigned, void* const* payloads) {
   }
 }
 
+struct TransposeLane {
+  uint32_t rows, columns;
+};
+
+void complete_transpose(unsigned, void* const* payloads) {
+  const auto element = [&](int row, int column) {
+    const auto* lane = static_cast<const TransposeLane*>(payloads[row * 4 + column / 2]);
+    return lane->rows >> column % 2 * 16 & 0xffffu;
+  };
+  for (int lane = 0; lane < 32; ++lane) {
+    const int g = lane / 4, t = lane % 4 * 2;
+    static_cast<TransposeLane*>(payloads[lane])->columns = element(t, g) | element(t + 1, g) << 16;
+  }
+}
+
 }  // namespace
 
 void multiply_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site) {
@@ -148,6 +163,12 @@ void load_matrices(uint32_t* registers, const void* row, bool transposed, Site s
   MatrixLane payload{registers, row};
   collective("load_matrices", ~0u, &payload,
              transposed ? complete_load<true> : complete_load<false>, site);
+}
+
+uint32_t transpose_matrix(uint32_t rows, Site site) {
+  TransposeLane payload{rows, 0};
+  collective("transpose_matrix", ~0u, &payload, complete_transpose, site);
+  return payload.columns;
 }
 
 }  // namespace emulator

@@ -135,6 +135,10 @@ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row,
   emulator::load_matrices(registers, row, true, site);
 }
 
+inline uint32_t transpose_matrix(uint32_t rows, Site site = emulator::here()) {
+  return emulator::transpose_matrix(rows, site);
+}
+
 // --- maths ---------------------------------------------------------------------------------------
 
 inline void prefetch_l2(const void*) {}
