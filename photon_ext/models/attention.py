@@ -14,6 +14,7 @@ from photon_ext.models.weights import LayerWeights
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
+    from photon_ext.models.kernel_plan import KernelPlan
     from photon_ext.runtime.step import StepTensors
 
 
@@ -30,14 +31,15 @@ class DecoderAttention:
         kv: KvPool,
         max_len: int,
         max_segments: int,
-        hopper: bool,
+        plan: KernelPlan,
         even: bool,
     ) -> None:
-        """`max_len`: positions; `max_segments`: of a step; `hopper`: as KernelPlan.hopper; `even`:
-        as KernelPlan.even, where it takes the model.
+        """`max_len`: positions; `max_segments`: of a step; `even`: that of the plan, where it takes
+        the model.
         """
         device = kv.keys[0].device
-        self._config, self._kv, self._hopper = config, kv, hopper
+        hopper = plan.hopper
+        self._config, self._kv, self._hopper, self._batch = config, kv, hopper, plan.batch_attention
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, device)
         self._side = torch.cuda.Stream(device) if hopper and device.type == "cuda" else None
@@ -68,7 +70,7 @@ class DecoderAttention:
         if step.kind is StepKind.MIXED:
             self._mixed(index, layer, step, buffers, fused)
         elif step.kind is StepKind.DECODE and self._hopper:
-            self._decode(index, layer, step, buffers, fused)
+            self._decode(index, layer, step, buffers, early=True)
         else:
             self._chunks(index, layer, step, buffers, None)
 
@@ -102,11 +104,12 @@ class DecoderAttention:
         layer: LayerWeights,
         step: StepTensors,
         buffers: Activations,
-        fused: bool,
+        early: bool,
     ) -> None:
         """`run` for the leading tokens, which decode, in one op; chunks begin behind them.
 
-        `fused`: behind a linear that lets it start.
+        `early`: it may start before the kernel in front of it has ended, which writes nothing but
+        q, k and v.
         """
         q, k, v, attention = (heads[: step.decode_tokens] for heads in self._heads(buffers))
         ops.fused_attention_decode_into(
@@ -126,7 +129,8 @@ class DecoderAttention:
             self._config.rms_eps,
             self._workspace,
             hopper=self._hopper,
-            pdl=fused,
+            pdl=early,
+            batch=self._batch,
         )
 
     def _chunks(

@@ -110,9 +110,7 @@ class Decoder:
         self._has_links = link_misfit(config, target, dtype) is None
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
         even = even_attention_misfit(config, target, dtype, page_size) is None and self.plan.even
-        self._attention = DecoderAttention(
-            config, self._kv, max_len, max_segments, self.plan.hopper, even
-        )
+        self._attention = DecoderAttention(config, self._kv, max_len, max_segments, self.plan, even)
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )

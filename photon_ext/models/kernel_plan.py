@@ -127,6 +127,8 @@ class KernelPlan:
         chunks: steps with chunks of prompts.
         even: with `hopper`, attention of chunks deals the work of a step evenly to all SMs, so that
             a token's bits depend on what else is in the step.
+        batch_attention: with `hopper`, so do those of many decode tokens, whose attention sums in
+            the order that is fastest.
 
     ConfigError: one is of another type.
     """
@@ -135,10 +137,12 @@ class KernelPlan:
     decode: Ways = Ways()
     chunks: Ways = Ways()
     even: bool = False
+    batch_attention: bool = False
 
     def __post_init__(self) -> None:
         check_flag("KernelPlan: hopper", self.hopper)
         check_flag("KernelPlan: even", self.even)
+        check_flag("KernelPlan: batch_attention", self.batch_attention)
         for name, ways in (("decode", self.decode), ("chunks", self.chunks)):
             if not isinstance(ways, Ways):
                 raise ConfigError(f"KernelPlan: {name} is {shown(ways)}; give Ways(...)")
@@ -156,8 +160,9 @@ def plan_kernels(
 
     `backend`: None is hopper where it runs. `exact`: nothing goes through torch or a batch's
     linears, because the order in which their products sum depends on the number of tokens, and
-    nothing is dealt evenly, which depends on the step. It does not say whether the Hopper kernels
-    take all of the model, which an exact engine asks: `hopper_misfit` does.
+    nothing is dealt evenly or attends as a batch, which depends on the step. It does not say
+    whether the Hopper kernels take all of the model, which an exact engine asks: `hopper_misfit`
+    does.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
     others in a chunk than where it decodes, but, unless `even`, no others for what rides beside it.
@@ -175,7 +180,8 @@ def plan_kernels(
     fits = linears_misfit(config, target, dtype) is None
     batch = torch_too and batch_misfit(config, target, dtype) is None
     fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, BATCH_TOKENS if batch else 0)
-    return KernelPlan(True, fused, fused if fits else plain, even=torch_too)
+    chunks = fused if fits else plain
+    return KernelPlan(True, fused, chunks, even=torch_too, batch_attention=torch_too)
 
 
 def plan_for(

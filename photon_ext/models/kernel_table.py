@@ -33,7 +33,7 @@ from photon_ext.models.kernel_plan import (
 
 NARROW_TOKENS = 8  # kTokens of stream_narrow.cuh
 WIDE_TOKENS = 64  # kGroupTokens of stream_linear.cu
-SPLIT_TOKENS = 96  # below kManyTokens of warp_attention.cu
+SPLIT_TOKENS, BATCHLESS_TOKENS = 96, 32  # below kManyTokens and kBatchTokens of warp_attention.cu
 EVEN_TOKENS = 4096  # kMostItems of even_parts.cuh
 # what that takes: head_dim, query heads of a KV head at most, and pages of multiples of it
 WARP_HEAD_DIM, WARP_SHARERS, WARP_PAGE = 128, 4, 16
@@ -57,6 +57,7 @@ class Kernel(Enum):
     ROPE = "rope_append_kv"
     SPLIT = "split_attention"
     WARP = "warp_attention"
+    BATCH_WARP = "batch_attention"
     CHUNK = "chunk_attention"
     EVEN = "even_attention"
     ATTENTION = "attention"
@@ -103,6 +104,8 @@ def kernel_table(setting: Setting) -> list[Entry]:
     for step, ways in (("decode", setting.plan.decode), ("chunks", setting.plan.chunks)):
         bounds = {NARROW_TOKENS, WIDE_TOKENS, SPLIT_TOKENS, EVEN_TOKENS}
         bounds |= {ways.fused_tokens, ways.own_tokens}
+        if setting.plan.batch_attention:
+            bounds.add(BATCHLESS_TOKENS)
         if ways.batch_tokens:
             bounds |= {LEAST_BATCH_TOKENS - 1, ways.batch_tokens}
         starts = [1, *sorted(bound + 1 for bound in bounds if 0 < bound < ALL)]
@@ -187,13 +190,16 @@ def _decode_attention(one: Setting, tokens: int) -> Chosen:
     misfit = decode_attention_misfit(config, one.target, one.dtype)
     if misfit is not None:
         return Chosen(Kernel.ATTENTION, misfit)
-    by_warps = (
-        tokens > SPLIT_TOKENS
+    few, by_warps = SPLIT_TOKENS, Kernel.WARP
+    if one.plan.batch_attention:
+        few, by_warps = BATCHLESS_TOKENS, Kernel.BATCH_WARP
+    fits = (
+        tokens > few
         and config.head_dim == WARP_HEAD_DIM
         and config.q_heads <= WARP_SHARERS * config.kv_heads
         and one.page_size % WARP_PAGE == 0
     )
-    return Chosen(Kernel.WARP if by_warps else Kernel.SPLIT)
+    return Chosen(by_warps if fits else Kernel.SPLIT)
 
 
 def _chunk_attention(one: Setting, tokens: int) -> Chosen:

@@ -30,8 +30,8 @@ from tests.models.harness import Chunk, Harness
 
 given = json.loads(os.environ["GIVEN"])
 config = ModelConfig(Family.QWEN3, *given["shape"])
-hopper, decode, chunks, even = given["plan"]
-plan = KernelPlan(hopper, Ways(*decode), Ways(*chunks), even)
+hopper, decode, chunks, *others = given["plan"]
+plan = KernelPlan(hopper, Ways(*decode), Ways(*chunks), *others)
 weights = random_weights(config, getattr(torch, given["dtype"]))
 decoder = Harness(config, weights, 112, 16, rows=98, max_step_tokens=128, plan=plan)
 library.photon_emulator_take_kernel.restype = ctypes.c_uint64
@@ -124,7 +124,7 @@ def test_the_kernels_of_the_table_are_those_that_run(
     ways = [astuple(ways) for ways in (plan.decode, plan.chunks)]
     given = {
         "shape": shape,
-        "plan": [plan.hopper, *ways, plan.even],
+        "plan": [plan.hopper, *ways, plan.even, plan.batch_attention],
         "dtype": dtype,
         "tokens": tokens,
     }

@@ -82,13 +82,17 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     ("name", "by_warps"),
     [("qwen3-0.6b", True), ("qwen3-4b", True), ("llama-3.2-1b", False), ("smollm2", False)],
 )
-def test_from_97_rows_on_lone_warps_attend_where_heads_have_128_dims(
-    name: str, by_warps: bool
+@pytest.mark.parametrize(
+    ("exact", "most", "kernel"), [(True, 96, "warp_attention"), (False, 32, "batch_attention")]
+)
+def test_many_rows_attend_by_lone_warps_where_heads_have_128_dims(
+    name: str, by_warps: bool, exact: bool, most: int, kernel: str
 ) -> None:
-    entries = table(NAMED_SHAPES.get(name, SMOLLM2))
+    """Where bits may depend on the step, in an order of its own, which pays from fewer rows on."""
+    entries = table(NAMED_SHAPES.get(name, SMOLLM2), exact=exact)
     expected: list[tuple[int, int | None, str]] = [(1, None, "split_attention")]
     if by_warps:
-        expected = [(1, 96, "split_attention"), (97, None, "warp_attention")]
+        expected = [(1, most, "split_attention"), (most + 1, None, kernel)]
     assert runs(entries, "decode", "attention") == expected
     assert runs(entries, "chunks", "attention of decode rows") == expected
     assert runs(entries, "decode", "rotation") == [(1, None, "-")]
@@ -101,6 +105,8 @@ def test_chunks_attend_in_even_shares_but_where_bits_must_not_depend_on_the_step
     op = "chunks", "attention of chunks"
     plan = plan_kernels(config, H200, "bfloat16")
     assert plan.even
+    assert plan.batch_attention
+    assert not plan_kernels(config, H200, "bfloat16", exact=True).batch_attention
     even = [(1, 4096, "even_attention"), (4097, None, "chunk_attention")]
     assert runs(kernel_table(Setting(config, H200, "bfloat16", plan, 32)), *op) == even
     otherwise = [(1, None, "chunk_attention")]
@@ -167,7 +173,7 @@ def test_a_model_whose_linears_do_not_all_fit_is_fused_where_it_decodes_alone() 
     """With portable kernels for those, which say why; in steps with chunks for all."""
     config = replace(CONFIG, q_heads=7, kv_heads=1, head_dim=96)
     entries, why = table(config), "q_size is 672, not a multiple of 64"
-    plan = KernelPlan(True, Ways(64, 32), Ways(0, 32), even=True)
+    plan = KernelPlan(True, Ways(64, 32), Ways(0, 32), even=True, batch_attention=True)
     assert plan_kernels(config, H200, "bfloat16") == plan
     assert runs(entries, "decode", "o") == [(1, 64, "tile"), (65, None, "cuBLAS")]
     assert runs(entries, "decode", "down")[0] == (1, 8, "narrow")
@@ -353,6 +359,10 @@ def test_a_plan_that_is_none_is_refused() -> None:
         (lambda: Ways(True), "Ways: fused_tokens is True; give an integer"),
         (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
         (lambda: KernelPlan(even=1), "KernelPlan: even is 1; give True or False"),
+        (
+            lambda: KernelPlan(batch_attention=1),
+            "KernelPlan: batch_attention is 1; give True or False",
+        ),
         (lambda: KernelPlan(decode=8), r"KernelPlan: decode is 8; give Ways\(...\)"),
         (lambda: plan_kernels(CONFIG, H200, "int8"), "dtype is 'int8'; give 'float32', 'float16'"),
         (lambda: plan_kernels(CONFIG, H200, "bfloat16", "fast"), "backend is 'fast'"),
