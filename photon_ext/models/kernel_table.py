@@ -34,7 +34,7 @@ from photon_ext.models.kernel_plan import (
 NARROW_TOKENS = 8  # kTokens of stream_narrow.cuh
 WIDE_TOKENS = 64  # kGroupTokens of stream_linear.cu
 SPLIT_TOKENS, BATCHLESS_TOKENS = 96, 32  # below kManyTokens and kBatchTokens of warp_attention.cu
-EVEN_TOKENS = 4096  # kMostItems of even_parts.cuh
+EVEN_TOKENS = 4096  # kMostItems of even_items.cuh
 # what that takes: head_dim, query heads of a KV head at most, and pages of multiples of it
 WARP_HEAD_DIM, WARP_SHARERS, WARP_PAGE = 128, 4, 16
 _NO_WORKSPACE = "in groups of 64 tokens, for want of a workspace"
