@@ -1098,10 +1098,10 @@ def fused_attention_decode_into(
         counts: int32, at least one element: the step's counts, of which the first is the number of
             leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
             and they write no key or value. None: all T tokens are this call's, which costs least.
-        batch: with `hopper`, of many tokens with head_dim 128, up to 4 q heads a kv head and pages
-            of whole runs of 16 positions, run a kernel that is faster, and whose order of summation
-            depends on how many tokens there are and how long the others are, too. Everywhere else
-            it changes nothing.
+        batch: with `hopper`, of more than 32 tokens with head_dim 128, up to 4 q heads a kv head,
+            pages of whole runs of 16 positions and 16-byte vectors in q, k and v, run a kernel that
+            is faster, and whose order of summation depends on how many tokens there are and how
+            long the others are, too. Everywhere else it changes nothing.
     """
     _fused_attention_decode(
         *(

@@ -20,11 +20,12 @@ struct Part {
 // Few and short items are done sooner so: whatever is cut has to be left in memory and added up,
 // and that takes as long as several units.
 struct SinglePart {
-  static constexpr int kLeastUnits = 4;  // of one of several parts: fewer take longer to add up
+  static constexpr int kLeastUnits = 4;  // that a part may have at most: with fewer there would be
+                                         // more parts, which take longer to add up
   static constexpr int kMergeCost = 4;   // units that leaving and adding up takes as long as
 
-  // The most units of a part; INT_MAX: there are more items than CTAs of a KV head, `slots`, or
-  // than a warp has lanes. All lanes must call it.
+  // The most units that a part may have; INT_MAX: there are more items than CTAs of a KV head,
+  // `slots`, or than a warp has lanes. All lanes must call it.
   static __device__ int most_units(const Items& items, int slots) {
     if (items.count > min(slots, kWarpSize)) return INT_MAX;
     const int units = lane_units(items);

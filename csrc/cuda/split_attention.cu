@@ -4,7 +4,8 @@
 // finish merges the splits in order; or where split-KV groups are few and contexts short, these
 // CTAs are a cluster, and the splits are reduced in its shared memory (split_reduction.cuh). So one
 // token keeps the whole device busy, many tokens are merged no more often than they must be, and a
-// token's bits are the same in every step. After flash-decoding (Dao et al., 2023).
+// token's bits are the same in every step (but see batch_sums.cuh). After flash-decoding (Dao et
+// al., 2023).
 //
 // It is a kernel of a chain. Before wait_for_earlier() it reads decode_meta, the page table, the
 // cos/sin cache, the norms' weights and old positions of the KV cache, as many as its ring holds

@@ -5,7 +5,7 @@
 // whole split-KV groups instead (split_ranges.cuh). Where split-KV groups are few, each has a
 // cluster of CTAs, which divide its splits (split_reduction.cuh). Which way is taken changes no bit
 // of a result, because what a split adds up to, and the order in which splits are reduced, depend
-// on the token's length alone.
+// on the token's length alone; but where a batch sums in an order of its own (batch_sums.cuh).
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/ptx.cuh"

@@ -74,18 +74,18 @@ class EngineOptions:
         exact: keep a request's tokens bit for bit independent of the traffic on CUDA as well, as
             they are on the CPU: of what else runs, of chunks, depth, cached prompts and
             preemptions. Its price: from 33 tokens on linears keep one order of sums, which is
-            slower than those for a batch and than torch's matrix products, and so is attention of
-            prompts, which is not dealt out evenly; of cached pages only those of prompts are
-            shared, not those of answers; and a preempted request generates its answer again up to
-            where it was.
+            slower than those for a batch and than torch's matrix products, and so does attention of
+            as many rows; attention of prompts is not dealt out evenly; of cached pages only those
+            of prompts are shared, not those of answers; and a preempted request generates its
+            answer again up to where it was.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
             layers of steps of more than 128 tokens (64 on 10.0) without `exact`, and attends in
-            prefill by matrix instructions (bfloat16, 8.0 or newer), without `exact` by kernels that
-            deal the work of a step evenly. "portable" runs the others. The two sum in different
-            orders, and what `exact` promises holds with each of them; with `exact` hopper is
-            refused where it does not take the whole model. None: hopper where the device runs it
-            and the model is bfloat16.
+            prefill by matrix instructions (bfloat16, 8.0 or newer); without `exact` prompts, and
+            more than 32 rows that decode, by kernels whose bits depend on the step. "portable" runs
+            the others. The two sum in different orders, and what `exact` promises holds with each
+            of them; with `exact` hopper is refused where it does not take the whole model. None:
+            hopper where the device runs it and the model is bfloat16.
         kernel_plan: which kernels run, as models.kernel_plan.plan_kernels makes it and
             dataclasses.replace changes it; then leave out `exact` and `backend`. None: the plan
             that these two choose.

@@ -165,7 +165,8 @@ def plan_kernels(
     does.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
-    others in a chunk than where it decodes, but, unless `even`, no others for what rides beside it.
+    others in a chunk than where it decodes, but, unless `even` or `batch_attention`, no others for
+    what rides beside it.
     Steps with chunks are fused only where Hopper kernels take all linears. ConfigError: a value
     that `dtype`, `backend` or `exact` cannot have.
     """

@@ -18,8 +18,8 @@ Rows: TypeAlias = Hashable
 class CostTable:
     """Times of steps by decode rows and prompt tokens (a share, or 0).
 
-    A share is allowed where it keeps a mixed step within SLOWDOWN times the decode step of the same
-    rows: as measured, or else as expected, that is in proportion to the next smaller share. So each
+    A share is allowed where it keeps a mixed step within so many times the decode step of the same
+    rows (SLOWDOWN, or what is asked): as measured, or else as expected from smaller shares. So each
     bucket begins with the smallest share, and tries the next one when measurements allow. A share
     that turns out too slow is one slow step, and is tried again after many others.
 
@@ -45,6 +45,7 @@ class CostTable:
         slower = tokens and us > known  # counts in full
         self._us[rows, tokens] = us if slower else known + WEIGHT * (us - known)
         if tokens:
+            self._bound_smaller(rows, tokens)
             self._doubt(rows, tokens)
 
     def allowed(self, rows: Rows, slowdown: float = SLOWDOWN) -> int:
@@ -62,20 +63,28 @@ class CostTable:
             best = share
         return best
 
+    def _bound_smaller(self, rows: Rows, share: int) -> None:
+        """Fewer tokens take no longer: so one slow step with a share that is not used any more does
+        not count for ever.
+        """
+        us = self._us[rows, share]
+        for smaller in self.shares:
+            if smaller < share and self._us.get((rows, smaller), us) > us:
+                self._us[rows, smaller] = us
+
     def _doubt(self, rows: Rows, share: int) -> None:
         """What is known of the next larger share is not measured again while it is forbidden: it
-        gives way to what is to be expected, and is forgotten once it would be allowed.
+        gives way to what is to be expected, and is forgotten once it would be allowed at any time.
         """
         larger = next((size for size in self.shares if size > share), 0)
         if (known := self._us.get((rows, larger))) is None:  # as nearly always
             return
         limit, expected = self._limit(rows), self._expected(rows, share, larger)
-        if limit is None or expected is None:
+        if limit is None or expected is None or expected >= known or known <= limit:
             return
-        if expected <= limit < known:
-            self._us[rows, larger] = known + DOUBT * (expected - known)
-            if self._us[rows, larger] <= limit:
-                del self._us[rows, larger]
+        self._us[rows, larger] = known + DOUBT * (expected - known)
+        if self._us[rows, larger] <= limit:
+            del self._us[rows, larger]
 
     def _alone(self, rows: Rows) -> float | None:
         """The time of the rows' decode step; where prompts never left room for one, what the two

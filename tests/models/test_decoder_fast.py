@@ -87,8 +87,8 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_on_a_cpu_fused_ops_change_no_bit(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
-        pytest.skip("the CUDA kernels run in the emulator, the Hopper ones too")
+    if "PHOTON_OPS_LIBRARY" in os.environ:
+        pytest.skip("the CUDA kernels run in the emulator, which sum otherwise where ops are fused")
     # prefill steps are fused where they do
     monkeypatch.setattr(photon_ext, "hopper_runs", lambda: True)
     assert torch.equal(

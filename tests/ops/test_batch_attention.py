@@ -64,6 +64,21 @@ def test_a_batch_is_near_the_float64_reference(
         near_each(step.run(batch=True), exact)
 
 
+@pytest.mark.parametrize("count", [33, 64])
+def test_the_smallest_batches_are_near_the_float64_reference(
+    monkeypatch: pytest.MonkeyPatch, device: str, count: int
+) -> None:
+    step = decode(device, [1 + 53 * i % 330 for i in range(count)], 4, 2, 128, normed=True)
+    near_each(check(step), step.expected()[0])
+    set_sms(monkeypatch, device, 3)
+    near_each(step.run(batch=True), step.expected()[0])
+
+
+def test_a_batch_of_more_lengths_than_an_order_holds(device: str) -> None:
+    step = decode(device, [1 + i % 97 for i in range(460)], 2, 1, 128)
+    near_each(check(step), step.expected()[0])
+
+
 def test_a_batch_of_every_length_around_the_ends_of_tiles_and_steps(device: str) -> None:
     lengths = [*range(1, 82), *range(111, 131), 191, 192, 193, 257, 300]
     step = decode(device, lengths, 4, 2, 128, normed=True)
@@ -133,6 +148,13 @@ def test_a_batch_has_bits_of_its_own_only_where_it_is_asked_for(device: str) -> 
 @pytest.mark.parametrize("group", [5, 8])
 def test_more_query_heads_than_it_takes_have_the_bits_of_any_step(device: str, group: int) -> None:
     step = many(device, "short", group)
+    assert_same_bits(step.run(batch=True), step.run())
+
+
+def test_queries_off_their_vectors_have_the_bits_of_any_step(device: str) -> None:
+    step = many(device, "short", 2)
+    wider = torch.zeros(step.q.numel() + 1, dtype=BF16, device=step.q.device)
+    step.q = wider[1:].view(step.q.shape).copy_(step.q)
     assert_same_bits(step.run(batch=True), step.run())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -232,3 +233,17 @@ def test_page_0_is_a_page_like_others(page_size: int | None) -> None:
             tokens += [event.token for event in pipe.tick()]
         assert row.pages == held
         assert tuple(tokens) == model.generate(request)
+
+
+def test_a_fork_draws_other_seeds() -> None:
+    """Else its requests would sample as those of its parent do."""
+    drawn = RowParams().settled().seed
+    reads, writes = os.pipe()
+    if (child := os.fork()) == 0:
+        os.write(writes, str(RowParams().settled().seed).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    of_child = int(os.read(reads, 32))
+    os.close(reads), os.close(writes)
+    own = RowParams().settled().seed
+    assert len({drawn, of_child, own}) == 3

@@ -106,6 +106,32 @@ def test_a_share_that_was_forbidden_is_tried_again() -> None:
     assert costs.allowed(8) == 64
 
 
+def test_a_share_is_tried_again_where_longer_steps_are_allowed() -> None:
+    """Of 250 us it takes 240, and once took 300: which is not known for ever, although it is above
+    what is allowed as a rule.
+    """
+    costs = table((8, 0, 100.0), (8, 16, 130.0), (8, 32, 160.0), (8, 64, 240.0), (8, 64, 300.0))
+    assert costs.allowed(8, 2.5) == 32
+    for _ in range(400):
+        costs.add(8, share := costs.allowed(8, 2.5), {32: 160.0, 64: 240.0}[share])
+    assert costs.allowed(8, 2.5) == 64
+    assert costs.allowed(8) == 32
+
+
+def test_one_slow_step_with_the_smallest_share_does_not_count_for_ever() -> None:
+    """A step of 16 tokens took ten times as long: larger shares, which are used then, tell that it
+    takes no longer than they do.
+    """
+    us = {16: 130.0, 32: 160.0, 64: 220.0, 128: 340.0}
+    costs = table((8, 0, 100.0), (8, 16, 130.0), (8, 16, 1300.0))
+    shares = []
+    for _ in range(400):
+        shares.append(costs.allowed(8))
+        costs.add(8, shares[-1], us[shares[-1]])
+    assert max(shares, key=shares.count) == 32
+    assert shares.count(128) < 5
+
+
 def test_other_numbers_of_tokens_tell_nothing() -> None:
     """The end of a prompt is cheaper than the share that it was allowed."""
     costs = table((8, 0, 100.0), (8, 15, 1.0), (8, 17, 1.0))
