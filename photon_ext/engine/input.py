@@ -16,7 +16,7 @@ from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.prompts import EncodedPrompt, Prompt, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
-from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.request_queue import RequestQueue, give_way
 from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
@@ -85,6 +85,7 @@ class InputProcessor:
                 made += self.make_answers(prompt, own, raw, options, n)
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
+            give_way()  # others' requests run meanwhile
         return made
 
     def make_answers(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from queue import Empty, SimpleQueue
@@ -22,6 +23,14 @@ class Arrivals(NamedTuple):
     submitted: list[Sequence]
     cancelled: list[Request]
     closing: bool
+
+
+def give_way() -> None:
+    """Lets the engine thread go on, if it waits for the interpreter: a thread that computes keeps
+    it for 5 ms (`sys.getswitchinterval`), and while one submits many requests the device would run
+    dry.
+    """
+    time.sleep(0)
 
 
 class RequestQueue:
@@ -140,6 +149,7 @@ class RequestQueue:
             self._arrived.put(tuple(sequences))
             # last: where Ctrl-C comes between, no place stays taken by what was not queued
             self._live.update(sequence.request for sequence in sequences)
+        give_way()
 
     def cancel(self, request: Request) -> None:
         """Queues a cancel; nothing to do for a request that has ended, or where all end."""

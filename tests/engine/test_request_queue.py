@@ -108,6 +108,21 @@ def test_a_rest_ends_after_its_time_or_with_what_arrives() -> None:
     assert asked == [], "nobody rests at the end"
 
 
+def test_whoever_submits_gives_way_once_the_request_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine thread, which may wait for the interpreter, finds it and takes it at once."""
+    requests, sequence = RequestQueue(), make()
+    rests: list[tuple[float, list[Sequence]]] = []
+
+    def rest(seconds: float) -> None:
+        rests.append((seconds, requests.collect(lambda: 0.0).submitted))
+
+    monkeypatch.setattr(time, "sleep", rest)
+    requests.post([sequence])
+    assert rests == [(0, [sequence])]
+
+
 def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_back() -> None:
     requests, constraint = RequestQueue(), from_allowed_ids([1])
     with pytest.raises(RequestError, match="this AllowedIds already serves another request"):
