@@ -1157,14 +1157,15 @@ def fused_attention_decode_into(
     hopper: bool = False,
     pdl: bool = False,
     counts: Tensor | None = None,
+    batch: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the
     live tokens' places, both of the decode tokens alone that counts tell.
 
-    `workspace`, `hopper` and `pdl` change nothing; a token whose own page is none comes to zeros;
-    errors are those of :func:`rope_append_kv_` and :func:`paged_attention`.
+    `workspace`, `hopper`, `pdl` and `batch` change nothing; a token whose own page is none comes to
+    zeros; errors are those of :func:`rope_append_kv_` and :func:`paged_attention`.
     """
-    del workspace, hopper, pdl  # they change the order of sums, and where kernels keep them
+    del workspace, hopper, pdl, batch  # the order of sums, and where kernels keep them
     own = slice(_decode_tokens(counts, len(q)))
     out, rotated, k, v, decode_meta = out[own], q[own].clone(), k[own], v[own], decode_meta[own]
     rope_append_kv_(

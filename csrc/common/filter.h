@@ -19,7 +19,11 @@ struct Filter {
   uint32_t top_p;         // in units of 2^-32; 0: off
   uint32_t least_weight;  // of an id; 0: off
 
-  PHOTON_HOST_DEVICE bool on() const { return top_k > 0 || top_p != 0 || least_weight != 0; }
+  PHOTON_HOST_DEVICE bool counts() const { return top_k > 0; }
+  PHOTON_HOST_DEVICE bool sums() const { return top_p != 0; }
+  PHOTON_HOST_DEVICE bool on() const { return counts() || sums() || least_weight != 0; }
+  PHOTON_HOST_DEVICE uint64_t needed_count() const { return static_cast<uint64_t>(top_k); }
+  PHOTON_HOST_DEVICE uint64_t needed_mass(uint64_t total) const;
 };
 
 constexpr float kDistanceUnits = 0x1.715476p+27f;  // log2(e) * 2^27
@@ -65,7 +69,7 @@ PHOTON_HOST_DEVICE inline uint32_t weight_at(uint32_t distance) {
 }
 
 // The mass that the likeliest ids must reach, of a total that is not 0.
-PHOTON_HOST_DEVICE inline uint64_t needed_mass(uint64_t total, uint32_t top_p) {
+PHOTON_HOST_DEVICE inline uint64_t Filter::needed_mass(uint64_t total) const {
   const uint64_t mass = (total >> 32) * top_p + (((total & 0xffffffffu) * top_p) >> 32);
   return mass > 0 ? mass : 1;
 }

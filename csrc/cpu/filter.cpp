@@ -68,12 +68,12 @@ void keep_up_to(std::vector<Near>& near, uint32_t limit) {
 
 void apply(const Filter& filter, std::vector<Near>& near) {
   const auto one = [](uint32_t) { return uint64_t{1}; };
-  if (filter.top_k > 0 && static_cast<size_t>(filter.top_k) < near.size())
-    keep_up_to(near, distance_at(near, static_cast<uint64_t>(filter.top_k), one));
-  if (filter.top_p != 0 && !near.empty()) {
+  if (filter.counts() && filter.needed_count() < near.size())
+    keep_up_to(near, distance_at(near, filter.needed_count(), one));
+  if (filter.sums() && !near.empty()) {
     uint64_t mass = 0;
     for (const Near& n : near) mass += weight_at(n.distance);
-    keep_up_to(near, distance_at(near, needed_mass(mass, filter.top_p), weight_at));
+    keep_up_to(near, distance_at(near, filter.needed_mass(mass), weight_at));
   }
 }
 

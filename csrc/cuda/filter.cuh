@@ -56,7 +56,7 @@ struct FilterList {
     }
     if (by_mass()) listing.put_sums(all, listed);
     if (!listing.close()) return false;
-    return !by_mass() || listing.sum(1) >= needed_mass(listing.sum(0), filter.top_p);
+    return !by_mass() || listing.sum(1) >= filter.needed_mass(listing.sum(0));
   }
 
   // The thread's best of the ids that the filter keeps; the first CTA has them all.
@@ -88,11 +88,11 @@ struct FilterList {
       nearer_mass += is_nearer ? other.weight : 0;
     }
     bool kept = own.id >= 0 && (by_mass() || nearer < static_cast<uint32_t>(filter.top_k));
-    if (filter.top_p != 0) {
+    if (filter.sums()) {
       const uint64_t mass =
           by_mass() ? listing.sum(0)
                     : block_total(kept ? standing.weight : 0, listing.shared.sum_of_warp[0]);
-      kept = kept && nearer_mass < needed_mass(mass, filter.top_p);
+      kept = kept && nearer_mass < filter.needed_mass(mass);
     }
     return kept && standing.weight >= filter.least_weight;
   }

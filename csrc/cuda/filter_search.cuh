@@ -87,7 +87,7 @@ struct RowSearch {
   // alone would take longer to fetch than to run.
   __device__ Candidate best() {
     start();
-    FilterLook look = filter.top_k > 0 ? FilterLook::kCount : behind_count();
+    FilterLook look = filter.counts() ? FilterLook::kCount : behind_count();
     FilterLook behind_list = look;
     Candidate best;
 #pragma unroll 1
@@ -126,7 +126,7 @@ struct RowSearch {
   }
 
   __device__ FilterLook behind_count() const {
-    return filter.top_p != 0 ? FilterLook::kMass : FilterLook::kDraw;
+    return filter.sums() ? FilterLook::kMass : FilterLook::kDraw;
   }
 
   // Calls body(id, scaled logit, distance) for those of the thread's ids that are near enough: from
@@ -160,8 +160,7 @@ struct RowSearch {
   }
 
   __device__ uint64_t needed(FilterLook look, uint64_t total) const {
-    return look == FilterLook::kCount ? static_cast<uint64_t>(filter.top_k)
-                                      : needed_mass(total, filter.top_p);
+    return look == FilterLook::kCount ? filter.needed_count() : filter.needed_mass(total);
   }
 
   // Adds the amount of an id whose distance begins with the prefix, by the next bits.
