@@ -61,13 +61,16 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "attentions": (
         tuple(f"ops/test_{family}" for family in ATTENTIONS),
         "not ((in_one_run or however_many_blocks) and (256 or 24-2-128)) and "
-        "not (more_tokens_than_lanes and not (10-1-256 or 6-2-64 or 2-1-96))",
+        "not (more_tokens_than_lanes and not (10-1-256 or 6-2-64 or 2-1-96)) and "
+        "not (a_batch_is_near and (wide or rows or long-2))",
         {},
     ),
     "other ops": (
         tuple(f"ops/test_{family}" for family in OTHERS),
         "(not test_fused_linear or counts or strided or as_near or more_columns) and not "
-        "(around_the_groups and (264-576 or 80-1088)) and not "
+        "(around_the_groups and (264-576 or 80-1088 or 120-1088 or 320-64)) and not "
+        "(many_tokens_at and 40-1088) and not (more_columns_than_a_norm and 17408) and not "
+        "(outputs_of_many_columns and 16384) and not "
         "(test_batch_linear and (264-576 or 130 or portable or (whatever_others and 3200))) and "
         "not draws_from_the_softmax",
         {},

@@ -59,7 +59,7 @@ def test_a_batch_is_near_the_float64_reference(
     step = many(device, kind, group)
     exact, _ = step.expected()
     near_each(check(step), exact)
-    for sms in (1, 2, 5, 40):
+    for sms in (1, 2, 5, 40) if runs_it(device) else ():
         set_sms(monkeypatch, device, sms)
         near_each(step.run(batch=True), exact)
 

@@ -104,6 +104,7 @@ void check_read(const void* pointer, size_t bytes) {
   if (watch.bytes > 0 && first < watch.first + watch.bytes && watch.first < first + bytes)
     ++watch.reads;
   if (machine.current->waited || stream.pending.pages.empty()) return;
+  uint16_t found = 0;
   for (uintptr_t at = first; at < first + bytes; ++at) {
     const Page* page = stream.pending.find(at / kPageBytes);
     if (page == nullptr) {
@@ -111,12 +112,15 @@ void check_read(const void* pointer, size_t bytes) {
       continue;
     }
     const uint16_t writer = page->writer[at % kPageBytes];
-    // What has another value by now was written by the host since, behind the kernel.
-    if (writer == 0 || *reinterpret_cast<const unsigned char*>(at) != page->value[at % kPageBytes])
-      continue;
-    refuse("reads", pointer, bytes,
-           ", which a kernel writes that may still run: " + stream.pending.kernels[writer - 1u]);
+    if (writer == 0) continue;
+    // What has another value by now was written by the host since, behind the kernel: with the
+    // bytes beside it, of which some may be the same by chance.
+    if (*reinterpret_cast<const unsigned char*>(at) != page->value[at % kPageBytes]) return;
+    found = writer;
   }
+  if (found == 0) return;
+  refuse("reads", pointer, bytes,
+         ", which a kernel writes that may still run: " + stream.pending.kernels[found - 1u]);
 }
 
 namespace {
