@@ -35,10 +35,12 @@ BESIDE := tests/benchmarks tests/cli tests/engine tests/observe
 # Compiles most of the CUDA sources once more.
 PTX := $(addprefix tests/test_portable_code.py::,\
 	test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache)
+# Engines beside ours, a process each.
+PEERS := tests/benchmarks/test_peers.py
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
-.PHONY: demo test test-emulated test-ptx test-search test-gpu gpu sanitize bench-gpu build \
-	emulator lint format clean
+.PHONY: demo test test-emulated test-ptx test-peers test-search test-gpu gpu sanitize bench-gpu \
+	build emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -49,7 +51,8 @@ demo: build
 test test-emulated: export PYTHONDONTWRITEBYTECODE =
 test test-emulated: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/bytecode
 test: build emulator
-	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & \
+	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider $(BESIDE) --ignore=$(PEERS) \
+	  > build/beside.log 2>&1 & \
 	beside=$$!; status=0; \
 	$(BIN)/python -m pytest -m "not gpu" $(addprefix --ignore=,$(BESIDE)) --deselect $(PTX) \
 	  || status=$$?; \
@@ -71,6 +74,9 @@ test-emulated: emulator
 
 test-ptx: build
 	$(BIN)/python -m pytest -q $(PTX)
+
+test-peers: build
+	$(BIN)/python -m pytest -q -m "not gpu" $(PEERS)
 
 # Searches for what goes wrong, with SEARCH times as many examples as `make test` gives them.
 test-search: build
