@@ -208,12 +208,7 @@ struct Hiding {
   __device__ uint32_t place_of(int own) const {
     if (__any_sync(kFullWarp, own != 0) == 0) return 0;
     const int lane = threadIdx.x % kWarpSize;
-    int sum = own;  // of the lanes up to this one
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const int below = __shfl_up_sync(kFullWarp, sum, offset);
-      if (lane >= offset) sum += below;
-    }
+    const int sum = warp_sum_upto(own);
     uint32_t at = 0;
     if (lane == kWarpSize - 1) at = atomicAdd(&found.listed, static_cast<uint32_t>(sum));
     return __shfl_sync(kFullWarp, at, kWarpSize - 1) + sum - own;

@@ -63,13 +63,7 @@ __device__ void find_tile(const PagedAttentionParams& p, int wanted, int tile_to
     int begin = __shfl_up_sync(kFullWarp, end, 1);
     if (lane == 0) begin = last;
     const int own = (end - begin + tile_tokens - 1) / tile_tokens;
-    int upto = own;
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const int before = __shfl_up_sync(kFullWarp, upto, offset);
-      if (lane >= offset) upto += before;
-    }
-    upto += tiles;
+    const int upto = tiles + warp_sum_upto(own);
     if (wanted < upto && wanted >= upto - own) {
       const int start = begin + (wanted - upto + own) * tile_tokens,
                 stop = min(start + tile_tokens, end);

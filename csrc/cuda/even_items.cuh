@@ -77,12 +77,7 @@ struct Sums {
 template <int kThreads>
 __device__ Sums sum_before(int value, int32_t* warp_sums) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  int upto = value;
-#pragma unroll
-  for (int offset = 1; offset < kWarpSize; offset *= 2) {
-    const int other = __shfl_up_sync(kFullWarp, upto, offset);
-    if (lane >= offset) upto += other;
-  }
+  const int upto = warp_sum_upto(value);
   if (lane == kWarpSize - 1) warp_sums[warp] = upto;
   __syncthreads();
   Sums sums = {upto - value, 0};

@@ -20,6 +20,10 @@ struct Part {
 // Few and short items are done sooner so: whatever is cut has to be left in memory and added up,
 // and that takes as long as several units.
 struct SinglePart {
+  int item, kv_head;
+  int length;      // of the item's parts, but for the last; 0: this CTA has none
+  int begin, end;  // units
+
   static constexpr int kLeastUnits = 4;  // that a part may have at most: with fewer there would be
                                          // more parts, which take longer to add up
   static constexpr int kMergeCost = 4;   // units that leaving and adding up takes as long as
@@ -39,33 +43,19 @@ struct SinglePart {
     return high;
   }
 
-  // The part of a CTA; of no tokens: it has none. All lanes must call it.
-  static __device__ Part of_cta(const Items& items, int kv_heads, int cta, int most) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarpSize, units = lane_units(items),
-              at_most = max((units + most - 1) / most, 1),
+  // That of a CTA. All lanes must call it.
+  static __device__ SinglePart of_cta(const Items& items, int kv_heads, int cta, int most) {
+    const int units = lane_units(items), at_most = max((units + most - 1) / most, 1),
               length = max((units + at_most - 1) / at_most, 1),
-              parts = (units + length - 1) / length;
-    int upto = parts;
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const int other = __shfl_up_sync(kFullWarp, upto, offset);
-      if (lane >= offset) upto += other;
-    }
-    const int of_head = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
+              parts = (units + length - 1) / length, upto = warp_sum_upto(parts),
+              of_head = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
     if (of_head == 0 || cta >= of_head * kv_heads) return {};
     const int place = cta % of_head, item = __popc(__ballot_sync(kFullWarp, upto <= place)),
               first = __shfl_sync(kFullWarp, upto - parts, item),
               own_units = __shfl_sync(kFullWarp, units, item),
               own_length = __shfl_sync(kFullWarp, length, item),
-              count = __shfl_sync(kFullWarp, parts, item), begin = (place - first) * own_length;
-    return {items.tokens[item] % Items::kOneToken,
-            items.tokens[item] / Items::kOneToken,
-            cta / of_head,
-            own_units,
-            begin,
-            min(begin + own_length, own_units),
-            cta - (place - first),
-            count};
+              begin = (place - first) * own_length;
+    return {item, cta / of_head, own_length, begin, min(begin + own_length, own_units)};
   }
 
  private:
@@ -89,7 +79,9 @@ class Share {
     size_ = max((all + ctas - 1) / ctas, kLeastShare);
     const int most = SinglePart::most_units(items, ctas / kv_heads);
     if (most <= size_ - kPartCost + SinglePart::kMergeCost) {
-      single_ = SinglePart::of_cta(items, kv_heads, cta, most);
+      const SinglePart own = SinglePart::of_cta(items, kv_heads, cta, most);
+      item_ = own.item, kv_head_ = own.kv_head, length_ = own.length;
+      at_ = own.begin, end_ = own.end;
       return;
     }
     at_ = min(cta * size_, all);
@@ -104,11 +96,7 @@ class Share {
 
   // Moves to the next part; false: there is none.
   __device__ bool next(Part& part) {
-    if (single_.tokens > 0) {
-      part = single_;
-      single_.tokens = 0;
-      return true;
-    }
+    if (length_ > 0) return take_single(part);
     while (at_ < end_) {
       while (items_.before[item_ + 1] * kv_heads_ <= at_) ++item_;
       const int before = items_.before[item_], all = items_.before[item_ + 1] - before,
@@ -131,12 +119,28 @@ class Share {
   }
 
  private:
-  // Of the line, in units.
   static constexpr int kLeastShare = 1 + kPartCost;  // one part of one tile
 
+  __device__ bool take_single(Part& part) {
+    if (at_ == end_) return false;
+    const int units = items_.before[item_ + 1] - items_.before[item_] - kPartCost;
+    part = {items_.tokens[item_] % Items::kOneToken,
+            items_.tokens[item_] / Items::kOneToken,
+            kv_head_,
+            units,
+            at_,
+            end_,
+            static_cast<int>(blockIdx.x) - at_ / length_,
+            (units + length_ - 1) / length_};
+    at_ = end_;
+    return true;
+  }
+
   const Items& items_;
-  int kv_heads_, size_, at_ = 0, end_ = 0, item_ = 0;
-  Part single_ = {};
+  int kv_heads_, size_;   // a share of the line, in units
+  int at_ = 0, end_ = 0;  // of the line, or, of a single part, of its item
+  int item_ = 0;
+  int kv_head_ = 0, length_ = 0;  // of a single part; length 0: there is none
 };
 
 // The row of a part's tokens, and the smallest and the largest of their lengths.

@@ -36,7 +36,7 @@ struct FilterList {
   const Filter& filter;
   const Listing<kBlocks> listing;
 
-  __device__ bool by_mass() const { return filter.top_k <= 0; }  // of all ids, listed or not
+  __device__ bool by_mass() const { return !filter.counts(); }  // of all ids, listed or not
 
   __device__ bool fill() const {
     ShortList& shared = listing.shared;

@@ -16,6 +16,18 @@ __device__ inline float warp_sum(float v) {
   return v;
 }
 
+// Every lane gets the sum over the lanes up to itself. All lanes of the warp must call it.
+template <typename Int>
+__device__ inline Int warp_sum_upto(Int v) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int offset = 1; offset < kWarpSize; offset *= 2) {
+    const Int before = __shfl_up_sync(kFullWarp, v, offset);
+    if (lane >= offset) v += before;
+  }
+  return v;
+}
+
 // Every lane gets the sum of what `warps` warps, 32 at most, have each left in partial[warp]. All
 // lanes of the warp must call it.
 __device__ inline float sum_partials(const float* partial, int warps) {

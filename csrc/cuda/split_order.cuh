@@ -1,6 +1,7 @@
 // The tokens of a launch of split attention by the length of their contexts, longest first.
 #pragma once
 #include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/split_grid.cuh"
 
 namespace photon::cuda {
@@ -27,13 +28,7 @@ struct TokenOrder {
     }
     __syncwarp();
     const unsigned count = places[lane];
-    unsigned end = count;
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
-      if (lane >= offset) end += before;
-    }
-    places[lane] = end - count;
+    places[lane] = warp_sum_upto(count) - count;
     __syncwarp();
 #pragma unroll 1
     for (int from = 0; from < grid.tokens; from += kWarpSize)

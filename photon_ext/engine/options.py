@@ -57,10 +57,10 @@ class EngineOptions:
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
             and more that take hardly longer. While rows have more than two chunks left of their
-            prompts the step may take 2.5 times as long; while more rows are in their prompts than
-            decode, or have more than 16 chunks left, all of `chunk` rides, however long the step
-            takes. "separate": prefill and decode steps take turns. The answers are the same. None:
-            "mixed" where prefill steps are captured; else "separate".
+            prompts, the step may take 2.5 times as long as its decode rows alone; while they have
+            more than 16, or are more than those that decode, all of `chunk` rides, however long the
+            step takes. "separate": prefill and decode steps take turns. The answers are the same.
+            None: "mixed" where prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included; None:
             `chunk` prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,
