@@ -21,7 +21,7 @@ __device__ void init_barriers(EvenShared<Plan>& shared) {
     init_barrier(&shared.has_values[i], kWarpgroupThreads);
     init_barrier(&shared.keys_read[i], kWarps);
     init_barrier(&shared.values_read[i], kWarps);
-    init_barrier(&shared.queries_read[i], kWarps);
+    init_barrier(&shared.queries_read[i], kConsumers * kWarpgroupThreads);
   }
   fence_barriers();
 }

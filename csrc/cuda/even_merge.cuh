@@ -162,7 +162,7 @@ __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
     if (poisoned[Plan::kHeadDim] != INT_MAX) spoil_sums(state, lengths, poisoned);
     sync_threads(kConsumerBarrier + own_group(), kWarpgroupThreads);  // all have read the queries
     if (part.is_whole() || merge_parts(p, part, shared, state)) store_rows(p, part, state, queries);
-    release(shared.queries_read[number % 2]);
+    arrive(&shared.queries_read[number % 2]);
   }
 }
 
