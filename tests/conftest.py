@@ -176,6 +176,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keeps the tests that --sanitized, --few and --shard ask for."""
+    if config.getoption("--sanitized") and config.getoption("--few"):
+        raise pytest.UsageError("--sanitized chooses few cases itself: leave --few out")
     names = [item.nodeid for item in items]
     if config.getoption("--sanitized"):
         names = selected(Case.of(item) for item in items if item.get_closest_marker("gpu"))

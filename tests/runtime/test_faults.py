@@ -345,7 +345,7 @@ def test_early_reuse_is_found_by_values_alone(
     assert not isinstance(error, SimRace)
 
 
-def test_pages_returned_early_are_found() -> None:
+def test_hazard_6_pages_returned_early_are_found() -> None:
     requests = (STOPPED[0], Request((4, 5, 6), 2), Request((9, 8, 7), 4))
     sample(scenario(requests, paged=True), 50)
     error = finding(scenario(requests, paged=True, driver=PagesBackEarly))
