@@ -59,10 +59,11 @@ class EngineOptions:
             and more that take hardly longer. While rows have more than two chunks left of their
             prompts, the step may take 2.5 times as long as its decode rows alone; while they have
             more than 16, or are more than those that decode, all of `chunk` rides, however long the
-            step takes. "separate": prefill and decode steps take turns. The answers are the same.
-            None: "mixed" where prefill steps are captured; else "separate".
-        max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included; None:
-            `chunk` prompt tokens beside any decode rows.
+            step takes. "separate": prefill and decode steps take turns. With `exact` the answers
+            are the same. None: "mixed" where prefill steps are captured; else "separate".
+        max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included. Decode
+            rows always ride, and beside them the smallest number of prompt tokens that `prefill`
+            names. None: `chunk` prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,
             16, 32, ... doubled up to max_rows. Start-up captures three graphs for each of them and
             each slot.
