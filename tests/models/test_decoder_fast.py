@@ -345,6 +345,37 @@ def test_a_batchs_linears_serve_decode_rows_chunks_and_both(
     assert not products
 
 
+@pytest.mark.parametrize(
+    "ways",
+    [Ways(FUSED_TOKENS, FUSED_TOKENS, BATCH_TOKENS), Ways(1, 1)],
+    ids=["a batch's linears", "torch"],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_attention_of_a_batch_serves_decode_rows_alone_and_beside_chunks(
+    device: str, ways: Ways, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, op = [], ops.fused_attention_decode_into
+    monkeypatch.setattr(
+        ops,
+        "fused_attention_decode_into",
+        lambda *a, **options: asked.append((len(a[1]), options["batch"])) or op(*a, **options),
+    )
+    count = LEAST_BATCH_TOKENS + 1
+    plan = KernelPlan(hopper=True, decode=ways, chunks=ways, even=True, batch_attention=True)
+    sizes = {"rows": count, "max_step_tokens": BATCH_TOKENS}
+    rows, steps = [*range(1, count)], []
+    for options in ({}, {"plan": plan}):
+        asked.clear()
+        decoder = harness("qwen3-4-2-128", device, torch.bfloat16, hopper=True, **sizes, **options)
+        decoder.prefill([Chunk(row, 0, PROMPT[row % 7 :][:2]) for row in rows])
+        decoded = decoder.decode(rows, [2] * len(rows), rows)
+        mixed = decoder.mixed([Chunk(row, 3, [row]) for row in rows], [Chunk(count, 0, PROMPT)])
+        steps.append([decoded, mixed])
+    assert asked == [(len(rows), True)] * 2 * decoder.decoder.config.layers
+    for exact, batch in zip(*steps, strict=True):
+        assert (exact - batch).norm() < 0.05 * exact.norm()
+
+
 @pytest.mark.gpu
 def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
     products: list[torch.Size],
