@@ -977,6 +977,7 @@ def paged_attention_into(
     hopper: bool = False,
     counts: Tensor | None = None,
     workspace: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
     softmax in float32.
@@ -1016,10 +1017,13 @@ def paged_attention_into(
             another kernel and faster: head_dim 64 or 128, page sizes that are multiples of 16, up
             to 4,096 tokens. How a context is cut then depends on the whole step, and so do a
             token's bits. Everywhere else it changes nothing.
+        pdl: that kernel may start while those before it still run, and read decode_meta, counts and
+            the page table: as in :func:`norm_linear_into`, none of them may write these. Everywhere
+            else it changes nothing.
     """
     _paged_attention(
         *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),
-        workspace,
+        *(workspace, pdl),
     )
 
 

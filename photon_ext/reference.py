@@ -1127,11 +1127,12 @@ def paged_attention_into(
     hopper: bool = False,
     counts: Tensor | None = None,
     workspace: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`,
-    but for the decode tokens that counts tell. `workspace` changes nothing.
+    but for the decode tokens that counts tell. `workspace` and `pdl` change nothing.
     """
-    del workspace
+    del workspace, pdl
     own = slice(_decode_tokens(counts, 0), None)
     out[own] = paged_attention(
         q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper

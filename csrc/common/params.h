@@ -291,6 +291,7 @@ struct PagedAttentionParams {
   int64_t q_stride, q_head_stride, out_stride, out_head_stride;
   float scale;
   bool hopper;  // chunk_attention where it fits, which sums in another order
+  bool pdl;     // even_attention may start while the kernels before it still run
   DType dtype;
 };
 

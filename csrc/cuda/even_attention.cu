@@ -3,6 +3,9 @@
 // (even_parts.cuh), part by part. One warpgroup copies queries, keys and values (even_tile.cuh),
 // two multiply (even_softmax.cuh), and what several CTAs have of one context is added up at the end
 // (even_merge.cuh).
+//
+// With pdl, a CTA finds its share, and the first pages of it, before wait_for_earlier(): of
+// decode_meta, counts and the page table, by plain loads (see split_attention.cu).
 #include "cuda/even_attention.h"
 
 #include <algorithm>
@@ -70,8 +73,9 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
 template <typename Plan>
 int launch_even(const PagedAttentionParams& p, void* stream) {
   const int64_t ctas = std::min<int64_t>(sms(), p.workspace_words / Workspace<Plan>::kWords);
-  return launch(even_attention_kernel<Plan>,
-                LaunchShape{ctas, Plan::kThreads, sizeof(EvenShared<Plan>)}, stream, p);
+  LaunchShape shape{ctas, Plan::kThreads, sizeof(EvenShared<Plan>)};
+  shape.pdl = p.pdl;
+  return launch(even_attention_kernel<Plan>, shape, stream, p);
 }
 
 }  // namespace

@@ -70,17 +70,17 @@ struct Items {
 
 // The sum of the values of the threads before this one, and of all. All threads of the CTA must
 // call it.
-struct Sums {
+struct SumsBefore {
   int before, all;
 };
 
 template <int kThreads>
-__device__ Sums sum_before(int value, int32_t* warp_sums) {
+__device__ SumsBefore sum_before(int value, int32_t* warp_sums) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int upto = warp_sum_upto(value);
   if (lane == kWarpSize - 1) warp_sums[warp] = upto;
   __syncthreads();
-  Sums sums = {upto - value, 0};
+  SumsBefore sums = {upto - value, 0};
 #pragma unroll
   for (int i = 0; i < kThreads / kWarpSize; ++i) {
     if (i < warp) sums.before += warp_sums[i];
@@ -117,7 +117,7 @@ __device__ void list_items(const StepTokens& tokens, Items& items) {
   for (int i = 1; i <= kMostEach; ++i) {
     if (i <= each) started += i <= count && starts(i);
   }
-  const Sums found = sum_before<kThreads>(started, items.warp_sums);
+  const SumsBefore found = sum_before<kThreads>(started, items.warp_sums);
   for (int i = threadIdx.x; i < found.all; i += kThreads) items.tokens[i] = items.before[i] = 0;
   __syncthreads();
   int item = found.before - 1;
@@ -135,7 +135,7 @@ __device__ void list_items(const StepTokens& tokens, Items& items) {
             end_item = min(first_item + items_each, found.all);
   int units = 0;
   for (int i = first_item; i < end_item; ++i) units += items.before[i];
-  const Sums counted = sum_before<kThreads>(units, items.warp_sums);
+  const SumsBefore counted = sum_before<kThreads>(units, items.warp_sums);
   int before = counted.before;
   for (int i = first_item; i < end_item; ++i) {
     const int own = items.before[i];

@@ -151,6 +151,7 @@ __device__ void store_rows(const PagedAttentionParams& p, const Part& part,
 template <typename Plan>
 __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens, Share share,
                         EvenShared<Plan>& shared) {
+  wait_for_earlier();
   Part part;
   for (int number = 0, index = 0; share.next(part); ++number) {
     const RowLengths lengths(tokens, part);

@@ -199,11 +199,13 @@ __device__ inline NextPart prepare_part(const PagedAttentionParams& p, const Ste
 }
 
 // The producer: one warpgroup, which copies what the share's parts need. What it has to know of a
-// part it finds out while it copies the one before.
+// part it finds out while it copies the one before; of the first, while the kernels before still
+// run.
 template <typename Plan>
 __device__ void produce(const PagedAttentionParams& p, const StepTokens& tokens, Share share,
                         EvenShared<Plan>& shared) {
   NextPart next = prepare_part(p, tokens, share);
+  wait_for_earlier();
   for (int number = 0, index = 0; next.is_there; ++number) {
     const Part part = next.part;
     const Lengths lengths = next.lengths;

@@ -166,8 +166,8 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
 void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache,
                      const Tensor& v_cache, const Tensor& decode_meta_, const Tensor& segments_,
                      const std::optional<Tensor>& page_table, double scale, bool hopper,
-                     const std::optional<Tensor>& counts_,
-                     const std::optional<Tensor>& workspace_) {
+                     const std::optional<Tensor>& counts_, const std::optional<Tensor>& workspace_,
+                     bool pdl) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -220,6 +220,7 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   p.out_head_stride = out.stride(1);
   p.scale = check_scale(out.op(), scale);
   p.hopper = hopper;
+  p.pdl = pdl;
   p.dtype = q.dtype();
   PHOTON_DISPATCH(paged_attention, out, p);
 }

@@ -93,7 +93,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
       "decode_meta, Tensor segments, "
       "Tensor? page_table, float scale, bool hopper=False, Tensor? counts=None, Tensor(b!)? "
-      "workspace=None) -> ()");
+      "workspace=None, bool pdl=False) -> ()");
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) "
       "k_cache, Tensor(c!) v_cache, "

@@ -172,6 +172,7 @@ class DecoderAttention:
             hopper=self._hopper,
             counts=counts,
             workspace=self._chunk_workspace,
+            pdl=True,  # what it reads ahead was there before the step's first layer
         )
 
     def _heads(

@@ -285,10 +285,10 @@ class Decoder:
     def _fused_layers(self, step: StepTensors, buffers: Activations, counts: torch.Tensor) -> None:
         """From `buffers.residual`, the embeddings, to the output of the last layer, there.
 
-        All but a chunk's attention start early: none writes a weight, and what else they read ahead
-        (counts, decode_meta, page table, old keys and values) was complete when the embedding let
-        the first of them start: it waits for the head of the step. Behind a kernel that does not
-        let the next one start, one starts when that has ended.
+        All kernels but chunk attention's start early: none writes a weight, and what else they read
+        ahead (counts, decode_meta, page table, old keys and values) was complete when the embedding
+        let the first of them start: it waits for the head of the step. Behind a kernel that does
+        not let the next one start, one starts when that has ended.
         """
         residual = buffers.residual
         self._link(residual, step, None, (0, "qkv"))

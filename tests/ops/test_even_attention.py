@@ -15,8 +15,9 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
-from tests.ops.caches import Cache, tokens_and_segments
+from tests.ops.caches import Cache, rotary_tables, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned
+from tests.ops.test_attention import qkv
 from tests.ops.test_chunk_attention import Span, filled_rows, queries, set_sms
 
 BF16 = torch.bfloat16
@@ -121,6 +122,26 @@ def test_decode_tokens_are_left_as_they_are(device: str) -> None:
     )
     assert_same_bits(out[:2], before[:2])
     assert_same_bits(out[2:], alone)
+
+
+def test_behind_a_rotation_it_may_start_early(device: str) -> None:
+    """Queries, keys and values are there only when the kernel before has ended."""
+    spans = [(1, 300, 70), (2, 0, 33), (3, 40, 1)]
+    meta, segments = tokens_and_segments(spans, device)
+    q, k, v = qkv(len(meta), 4, 2, 64, BF16, device)
+    outs = []
+    for pdl in (False, True, True):
+        cache, own = filled_rows(spans, 2, 64, device), q.clone()
+        workspace, out = make_workspace(64, device), poisoned(*q.shape, dtype=BF16, device=device)
+        pages = cache.k, cache.v
+        ops.rope_append_kv_(
+            own, k, v, *pages, meta, cache.page_table, *rotary_tables(512, 64, device)
+        )
+        step = meta, segments, cache.page_table, 64**-0.5
+        ops.paged_attention_into(out, own, *pages, *step, hopper=True, workspace=workspace, pdl=pdl)
+        outs.append(out)
+    for out in outs[1:]:
+        assert_same_bits(out, outs[0])
 
 
 # --- again and again ------------------------------------------------------------------------------
