@@ -1,5 +1,5 @@
-// How the fast decode attention cuts a token's context into splits, and the memory in which the
-// results of a token's splits meet.
+// How the Hopper kernel of decode attention cuts a token's context into splits, and the memory in
+// which the results of a token's splits meet.
 #pragma once
 #include <cstdint>
 

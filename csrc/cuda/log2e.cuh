@@ -1,4 +1,4 @@
-// The softmax of both fast attentions is in powers of two: exp(x) = exp2(x * kLog2E).
+// The softmax of the Hopper attentions is in powers of two: exp(x) = exp2(x * kLog2E).
 #pragma once
 
 namespace photon::cuda {

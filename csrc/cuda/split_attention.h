@@ -1,4 +1,4 @@
-// The fast fused_attention_decode: see split_attention.cu.
+// The Hopper kernel of fused_attention_decode: see split_attention.cu.
 #pragma once
 #include "common/params.h"
 
