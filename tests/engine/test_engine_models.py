@@ -212,7 +212,7 @@ TEXTS = [
     "This is a long prompt. " * 12,
     "The quick brown fox jumps over the lazy dog. " * 6 + "The",
 ]
-SMOL_NEW = 12
+SMOL_NEW = 8
 
 
 @pytest.fixture(scope="module")
