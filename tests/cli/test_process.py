@@ -121,8 +121,9 @@ def test_a_full_disk_is_told_in_one_line(model: str, what: str) -> None:
     assert (done.returncode, done.stderr) == (2, told)
 
 
-@pytest.mark.parametrize("streams", ["2>&-", "2> /dev/full"])
-@pytest.mark.parametrize("option", ["--raw", "--meter"])
+@pytest.mark.parametrize(
+    ("option", "streams"), [("--raw", "2>&-"), ("--meter", "2>&-"), ("--meter", "2> /dev/full")]
+)
 def test_without_a_stderr_there_is_the_text_alone(model: str, streams: str, option: str) -> None:
     done = shell(command("w5 w6", "--model", model, "--max-new-tokens", "5", option), streams)
     assert (done.returncode, done.stderr) == (0, "")

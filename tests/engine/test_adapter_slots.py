@@ -25,6 +25,7 @@ from photon_ext.testing import (
     replay,
     sample,
 )
+from tests.conftest import EXAMPLES
 from tests.engine.stepped import TOY, Stepped, adapted
 
 # prompt, cap, adapter; the second and third begin with the same page
@@ -73,9 +74,9 @@ def finding(runs: int = 200) -> Exception:
 
 @pytest.mark.parametrize("slots", [1, 2, 3])
 def test_i14_and_hazard_14_an_adapter_in_use_keeps_its_slot(slots: int) -> None:
-    explore(scenario(slots), 100)
+    explore(scenario(slots), 40 * EXAMPLES)
     for cancel_at in range(1, 7):
-        sample(scenario(slots, cancel_at), 20, seed=cancel_at)
+        sample(scenario(slots, cancel_at), 8 * EXAMPLES, seed=cancel_at)
 
 
 def test_a_slot_that_is_let_go_at_the_end_of_a_request_is_found(

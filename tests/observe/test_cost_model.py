@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import cache
 from zlib import crc32
 
 import pytest
@@ -69,6 +70,7 @@ class Drawn:
         step.logits[range(len(drawn)), drawn] = 1.0
 
 
+@cache
 def serve(depth: int, streams: int, requests: int, mean: int) -> tuple[MeterSnapshot, float]:
     """The real loop on the simulated device: its counters, and the mean length of its answers."""
     vocab, choose = 997, random.Random(1)

@@ -5,6 +5,7 @@ L, D] cache.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,15 +44,12 @@ class Cache:
         values = randn(
             2, positions, heads, head_dim, dtype=self.k.dtype, device=str(self.k.device), seed=seed
         )
-        places = (
-            torch.tensor(
-                [self.place(row, position) for position in range(positions)], dtype=torch.int64
-            )
-            .reshape(-1, 2)
-            .to(self.k.device)
-        )
-        self.k[places[:, 0], places[:, 1]] = values[0]
-        self.v[places[:, 0], places[:, 1]] = values[1]
+        if self.page_table is None:
+            self.k[row, :positions], self.v[row, :positions] = values
+            return
+        at = torch.arange(positions, device=self.k.device)
+        pages, at = self.page_table[row, at // self.page_size].long(), at % self.page_size
+        self.k[pages, at], self.v[pages, at] = values
 
 
 def _strided_copy(x: Tensor) -> Tensor:
@@ -67,17 +65,25 @@ def paged_cache(
     head_dim: int,
     dtype: torch.dtype,
     device: str,
+    lengths: Sequence[int] | None = None,
 ) -> Cache:
     """Pages in random order, the last one nobody's; k and v are the halves of one buffer with
-    heads before tokens.
+    heads before tokens. `lengths`: of each row, where rows have no more pages than they need;
+    behind these the table names nobody's.
     """
-    pages = 1 + rows * pages_per_row
+    counts = [pages_per_row] * rows
+    if lengths is not None:
+        counts = [-(-length // page_size) for length in lengths]
+    pages = 1 + sum(counts)
     both = torch.full(
         (pages, 2, heads, page_size, head_dim), float("nan"), dtype=dtype, device=device
     )
     order = list(range(pages - 1))
     random.Random(pages).shuffle(order)
-    table = ints(order, device).reshape(rows, pages_per_row)
+    table = torch.full((rows, pages_per_row), pages - 1, dtype=torch.int32)
+    for row, own in enumerate(torch.tensor(order, dtype=torch.int32).split(counts)):
+        table[row, : len(own)] = own
+    table = table.to(device)
     return Cache(both[:, 0].transpose(1, 2), both[:, 1].transpose(1, 2), table, page_size)
 
 

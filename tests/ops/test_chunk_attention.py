@@ -48,14 +48,10 @@ def filled_rows(
     ends: dict[int, int] = {}
     for row, first, count in spans:
         ends[row] = max(ends.get(row, 0), first + count)
+    lengths = [ends.get(row, 0) if row else 0 for row in range(max(ends) + 1)]
+    pages_per_row = -(-max(lengths) // page_size)
     cache = paged_cache(
-        max(ends) + 1,
-        -(-max(ends.values()) // page_size),
-        page_size,
-        kv_heads,
-        head_dim,
-        BF16,
-        device,
+        len(lengths), pages_per_row, page_size, kv_heads, head_dim, BF16, device, lengths
     )
     for row, end in ends.items():
         if row:

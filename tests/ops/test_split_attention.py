@@ -125,7 +125,8 @@ def decode(
     longest, rows = max([1, *lengths]), len(lengths) + 1
     if paged:
         cache = paged_cache(
-            rows, -(-longest // page_size), page_size, kv_heads, head_dim, dtype, device
+            *(rows, -(-longest // page_size), page_size, kv_heads, head_dim, dtype, device),
+            [0, *lengths],
         )
     else:
         cache = contiguous_cache(rows, longest, kv_heads, head_dim, dtype, device)

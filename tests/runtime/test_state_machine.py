@@ -290,7 +290,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=40 * EXAMPLES,
+    max_examples=25 * EXAMPLES,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
