@@ -58,10 +58,13 @@ def schema_pattern(text: str) -> Pattern:
 
 
 class _Reader:
-    """Reads a schema from the top; `refs` are the references that it is in."""
+    """Reads a schema from the top; `refs` are the references that it is in. What one leads to is
+    read once, however many there are.
+    """
 
     def __init__(self, root: Any) -> None:
         self._root = root
+        self._referred_to: dict[str, Pattern] = {}
         self._readers: dict[str, Callable[[Mapping[str, Any], tuple[str, ...]], Pattern]] = {
             "null": lambda schema, refs: literal("null"),
             "boolean": lambda schema, refs: Either((literal("true"), literal("false"))),
@@ -112,6 +115,8 @@ class _Reader:
         return self._readers[kind](own, refs)
 
     def _referred(self, target: str, refs: tuple[str, ...]) -> Pattern:
+        if (known := self._referred_to.get(target)) is not None:
+            return known
         if target in refs:
             raise NotRegular("it refers to itself")
         if len(refs) >= _MOST_NESTED:
@@ -125,7 +130,8 @@ class _Reader:
                 found = found[int(name)] if isinstance(found, list) else found[name]
             except (LookupError, TypeError, ValueError) as error:
                 raise NotRegular("a reference leads nowhere") from error
-        return self.read(found, (*refs, target))
+        self._referred_to[target] = pattern = self.read(found, (*refs, target))
+        return pattern
 
     def _any_of(self, parts: Sequence[Any], refs: tuple[str, ...]) -> Pattern:
         return Either(tuple(self.read(part, refs) for part in parts))

@@ -309,3 +309,11 @@ def test_tables_that_are_too_large_are_refused() -> None:
         TokenAutomaton(made("abcdefghijklmnop"), vocabulary, limits)
     with pytest.raises(NotRegular, match="too long"):
         TokenAutomaton(made("a*"), vocabulary, LIMITS._replace(seconds=-1.0))
+
+
+def test_references_that_double_each_time_are_read_once() -> None:
+    """2**40 ways through a schema of 41 parts."""
+    parts = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(40)}
+    schema = {"$defs": {**parts, "d40": {"type": "null"}}, "$ref": "#/$defs/d0"}
+    with pytest.raises(NotRegular, match="more than 50000 parts"):
+        made(schema)
