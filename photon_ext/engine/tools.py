@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from photon_ext.checks import as_tuple
 from photon_ext.errors import ConfigError, describe, shown
 from photon_ext.sampling import SamplingParams
-from photon_ext.sampling.grammar_bounds import objects_in
 
 _CHOICES = ("auto", "none", "required")
 _NO_ARGUMENTS: Mapping[str, Any] = {
@@ -20,7 +18,10 @@ _NO_ARGUMENTS: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 _TOOL = "{'type': 'function', 'function': {'name': ..., 'parameters': a JSON schema}}"
-_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+_BEGIN, _END = "<tool_call>", "</tool_call>"
+# keywords of JSON schema whose value holds schemas by name, and those whose value is data
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_DATA = frozenset({"const", "enum", "default", "examples"})
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def calls_in(text: str) -> tuple[ToolCall, ...]:
     ("parameters" for some models), or each such JSON behind <tool_call>. What is none is left out.
     """
     found = []
-    for part in _TAGGED.findall(text) or [text]:
+    for part in [*_tagged(text)] or [text]:
         try:
             call = json.loads(part)
         except (ValueError, RecursionError):
@@ -111,6 +112,16 @@ def calls_in(text: str) -> tuple[ToolCall, ...]:
             case {"name": str(name), "parameters": dict(arguments)}:
                 found.append(ToolCall(name, arguments))
     return tuple(found)
+
+
+def _tagged(text: str) -> Iterator[str]:
+    """What stands behind each <tool_call>, up to its end or the text's."""
+    begin = text.find(_BEGIN)
+    while begin >= 0:
+        begin += len(_BEGIN)
+        end = text.find(_END, begin)
+        yield text[begin : end if end >= 0 else len(text)]
+        begin = text.find(_BEGIN, end) if end >= 0 else -1
 
 
 def _checked_name(tool: object) -> str:
@@ -159,7 +170,23 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _move_references(schema: object, place: str) -> None:
     """References into the schema's own document lead to where it stands now."""
-    for part in objects_in(schema):
+    for part in _schemas_in(schema):
         target = part.get("$ref")
         if isinstance(target, str) and (target == "#" or target.startswith("#/")):
             part["$ref"] = place + target[1:]
+
+
+def _schemas_in(schema: object) -> Iterator[dict[str, Any]]:
+    """All schemas of one, itself included; their items may be changed."""
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            for name, value in part.items():
+                if name in _NAMED and isinstance(value, dict):
+                    pending += value.values()
+                elif name not in _DATA:
+                    pending.append(value)
+            yield part

@@ -202,10 +202,31 @@ def test_more_tools_than_a_call_can_be_one_of_are_told_as_such() -> None:
         ('{"name": "f"', []),
         ("[1, 2]", []),
         ("[" * 100_000, []),
+        ("<tool_call>x" + " " * 200_000 + "x", []),
+        ('<tool_call>{"name": "f", "arguments": {}}<tool_call>x</tool_call>', []),
     ],
 )
 def test_the_calls_in_a_text(text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert calls_in(text) == tuple(ToolCall(name, arguments) for name, arguments in calls)
+
+
+def test_references_move_with_their_schema_and_data_stays_as_it_is() -> None:
+    """A property may have a keyword's name."""
+    data, inner = {"$ref": "#/leaf"}, {"$ref": "#/$defs/leaf"}
+    parameters = {
+        "$defs": {"leaf": {"const": data, "default": data}},
+        "properties": {"const": inner, "kind": {"enum": [data]}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    asked = Tools.of([tool], "required")
+    assert asked is not None
+    schema = json.loads(str(asked.constrain(SamplingParams()).json_schema))
+    moved = schema["properties"]["arguments"]
+    assert moved["$defs"] == parameters["$defs"]
+    assert moved["properties"] == {
+        "const": {"$ref": "#/properties/arguments/$defs/leaf"},
+        "kind": {"enum": [data]},
+    }
 
 
 def test_a_template_tells_the_tools_or_is_known_to_know_none() -> None:
