@@ -72,7 +72,9 @@ def shown(value: object) -> str:
         return f"{'a negative' if value < 0 else 'an'} integer of {value.bit_length()} bits"
     try:
         return shortened(repr(value))
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the caller's code
         return f"a {type(value).__name__} (whose text cannot be made)"
 
 

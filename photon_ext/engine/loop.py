@@ -310,7 +310,9 @@ class EngineLoop:
             try:
                 listener(output)
             except BaseException as error:  # the caller's code, which may raise anything
-                self.listeners.remove(listener)
+                # not remove(): whether and to what it compares equal is the caller's
+                place = next(i for i, one in enumerate(self.listeners) if one is listener)
+                del self.listeners[place]
                 fault = "a listener of the engine, %s, raised %s; it hears no more"
                 _LOG.error(fault, shown(listener), describe(error))
 

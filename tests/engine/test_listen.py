@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,3 +162,33 @@ def test_what_cannot_be_called_is_refused() -> None:
         pytest.raises(ConfigError, match="listener is 5; give a function"),
     ):
         engine.listen(5)  # type: ignore[arg-type]
+
+
+@dataclass
+class Equal:
+    """Equal to others of its kind, or, with an array, comparable with none."""
+
+    heard: Any
+    raises: bool
+
+    def __call__(self, output: StepOutput) -> None:
+        if self.raises:
+            raise ValueError("a listener's fault")
+        self.ends = len(output.ended)
+
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+@pytest.mark.parametrize("heard", [0, np.zeros(3)])
+def test_of_listeners_that_are_equal_the_one_that_raises_hears_no_more(heard: Any) -> None:
+    healthy, faulty = Equal(heard, False), Equal(heard, False)
+    faulty.raises = True
+    device = WatchedDevice(depth=2, max_rows=3)
+    with engine_of(device, healthy) as engine:
+        engine.listen(faulty)
+        for _ in range(2):
+            assert engine.submit([1, 2], SamplingParams(2)).result(20).error is None
+        (left,) = engine._loop.listeners
+        assert left is healthy
+    assert healthy.ends == 1
