@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
 from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
-from photon_ext.engine.prompts import EncodedPrompt, Prompt, encode_prompt
+from photon_ext.engine.prompts import EncodedPrompt, Prompt, characters_in, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue, give_way
@@ -108,8 +109,24 @@ class InputProcessor:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
         return self.make_answers(prompt, params, raw, options, 1)[0]
 
+    @cached_property
+    def _most_characters(self) -> int | None:
+        """Of a prompt: more are refused before they are encoded, as a text of some megabytes takes
+        seconds and gigabytes.
+        """
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.most_characters(self.limits.max_len)
+
     def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> EncodedPrompt:
         check_flag("raw", raw)
+        most = self._most_characters
+        if most is not None and (count := characters_in(prompt)) > most:
+            raise RequestError(
+                f"the prompt has {count} characters, which are more than the {self.limits.max_len} "
+                "tokens that the context holds; shorten it, or make the engine with a larger "
+                "max_len"
+            )
         tools = () if options.tools is None else options.tools.given
         return encode_prompt(prompt, self.tokenizer, self.embeds, raw, tools)
 

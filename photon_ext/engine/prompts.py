@@ -103,6 +103,23 @@ def encode_prompt(
     return found
 
 
+def characters_in(prompt: Prompt) -> int:
+    """Of the texts in a prompt, which may be of any form; token ids and embeddings are none."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    parts: object = prompt
+    if isinstance(prompt, Mapping):
+        parts = prompt.get("prompt_embeds")
+    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+        contents = [one.get("content") for one in prompt if isinstance(one, Mapping)]
+        several = [one for one in contents if isinstance(one, (list, tuple))]
+        texts = [part.get("text") for many in several for part in many if isinstance(part, Mapping)]
+        parts = [*contents, *texts]
+    if not isinstance(parts, (list, tuple)) or (parts and as_index(parts[0]) is not None):
+        return 0  # ids, which are not looked through
+    return sum(len(part) for part in parts if isinstance(part, str))
+
+
 def _is_told(prompt: Prompt) -> bool:
     """Whether the prompt is a text or messages, which a template may render."""
     is_chat = isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
 
 from photon_ext.errors import ModelError, RequestError, surrogate_in
 from photon_ext.models.chat_template import ChatTemplate, Message
@@ -87,6 +88,19 @@ class Tokenizer:
                 special_tokens[name] = tokens[token_id]
         template = ConfigReader(file.fields, str(file.path)).text("tokenizer.chat_template")
         return cls(backend, special_tokens, template, str(file.path))
+
+    def most_characters(self, tokens: int) -> int | None:
+        """A text of more characters is sure to be more tokens than these. None: that cannot be
+        told, as any number of characters may be one unknown word, or some may be dropped.
+        """
+        backend = self._backend
+        is_kept = isinstance(backend.model, models.BPE) and backend.model.unk_token is None
+        is_kept = is_kept and isinstance(backend.decoder, decoders.ByteLevel)
+        if not is_kept or not isinstance(backend.normalizer, normalizers.NFC | None):
+            return None
+        longest = max(map(len, backend.get_vocab()), default=1)
+        together = 1 if backend.normalizer is None else 4  # characters that NFC makes one
+        return tokens * longest * together
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, behind the begin-of-text token if the model uses one.

@@ -26,6 +26,9 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return list(map(ord, text))
 
+    def most_characters(self, tokens: int) -> int:
+        return tokens
+
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:
@@ -104,6 +107,26 @@ def test_torch_tensors_of_ids(dtype: torch.dtype) -> None:
 )
 def test_what_is_no_list_of_ids_is_refused(prompt: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
+        encoded(prompt)
+
+
+LONG = "a" * 501
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        LONG,
+        [{"role": "system", "content": None}, {"role": "user", "content": LONG}],
+        [{"role": "user", "content": [{"type": "text", "text": LONG}]}],
+        {"prompt_embeds": [LONG[:300], (1, 2), LONG[300:]]},
+    ],
+)
+def test_a_text_that_is_sure_to_be_too_long_is_not_encoded(
+    prompt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(Letters, "encode")
+    with pytest.raises(RequestError, match="501 characters, which are more than the 500 tokens"):
         encoded(prompt)
 
 

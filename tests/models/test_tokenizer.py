@@ -101,6 +101,15 @@ def test_any_text_comes_back(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
+def test_a_text_of_more_characters_is_of_more_tokens(tokenizer: Tokenizer) -> None:
+    longest = max(range(tokenizer.vocab_size), key=lambda i: len(tokenizer.decode([i])))
+    text = 16 * tokenizer.decode([longest])
+    most = tokenizer.most_characters(16)
+    assert most is not None
+    assert len(tokenizer.encode(text)) <= 16
+    assert len(text) <= most < 2 * len(text)
+
+
 def test_a_surrogate_is_counted_from_the_begin_of_its_message(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"U\+D800, at character 2; give"):
         tokenizer.encode_chat([{"role": "user", "content": "ab\ud800"}])
