@@ -32,7 +32,7 @@ def as_index(value: Any) -> int | None:
         return None
     try:
         return operator.index(value)
-    except TypeError:
+    except Exception:  # a TypeError, or what its own __index__ raises
         return None
 
 

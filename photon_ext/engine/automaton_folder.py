@@ -113,7 +113,7 @@ class AutomatonFolder:
 
 def made_folder(path: object) -> Path:
     """A folder that can be written into, made if it is missing. Raises ConfigError."""
-    if path == "":
+    if isinstance(path, str) and not path:
         raise ConfigError("automata_dir is '', expected a folder's path; '.' is the current one")
     try:
         folder = Path(path).resolve()  # type: ignore[arg-type]

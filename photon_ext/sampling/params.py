@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from typing import Any
@@ -85,6 +85,7 @@ class SamplingParams(RowParams):
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     whitespace: bool = False
+    constrained: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,8 +99,6 @@ class SamplingParams(RowParams):
         if form is not None and self.constraint is not None:
             raise ConfigError(f"constraint and {form.kind.value} are given; give one of them")
         constrained = form is not None or self.constraint is not None
-        if self.constrained and not constrained:
-            raise ConfigError("constrained is True without a constraint; give constraint=...")
         object.__setattr__(self, "constrained", constrained)
         if self.json_schema is not None and form is not None:
             object.__setattr__(self, "json_schema", form.text)
@@ -152,7 +151,7 @@ SamplingParams.__init__ = _checked_init  # type: ignore[method-assign]  # for ed
 
 
 def _check_names(names: Iterable[str]) -> None:
-    known = [field.name for field in fields(SamplingParams)]
+    known = [one.name for one in fields(SamplingParams) if one.init]
     there = ", ".join(known)
     for name in names:
         if name in known:

@@ -216,7 +216,7 @@ def test_the_least_recently_used_go_first_and_what_a_death_left_behind(tmp_path:
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    for path in (file, file / "below", 3, "a\0b"):
+    for path in (file, file / "below", 3, "a\0b", np.array([1, 2])):
         with pytest.raises(ConfigError, match=r"^automata_dir is .* which is no folder"):
             made_folder(path)
     assert made_folder(str(tmp_path / "new" / "one")).is_dir()

@@ -64,6 +64,7 @@ def test_defaults_are_greedy_without_stops() -> None:
         ("logprobs_mode", "cooked"),
         ("logprobs_mode", np.array(["raw", "raw"])),
         ("seed", np.array([1, 2])),
+        ("seed", torch.zeros((), dtype=torch.int64, device="meta")),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> None:
@@ -121,13 +122,16 @@ def test_they_are_copied_pickled_and_replaced_as_any_dataclass() -> None:
     assert copy.copy(params) == pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params, seed=5) == SamplingParams(12, stop="x", seed=5)
     assert isinstance(params, RowParams)
-    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    names = [field.name for field in dataclasses.fields(SamplingParams) if field.init]
     assert list(inspect.signature(SamplingParams).parameters) == names
 
 
 def test_a_constraint_makes_a_row_constrained_and_nothing_else_does() -> None:
     assert SamplingParams(constraint=from_allowed_ids([1])).constrained
-    with pytest.raises(ConfigError, match="constrained is True without a constraint"):
+    form = SamplingParams(regex="ab")
+    assert form.constrained
+    assert not dataclasses.replace(form, regex=None).constrained
+    with pytest.raises(ConfigError, match="no parameter 'constrained'; did you mean constraint"):
         SamplingParams(constrained=True)
 
 
@@ -193,7 +197,9 @@ def test_every_kind_of_real_number_is_a_temperature(value: float) -> None:
         SamplingParams(temperature=-value)
 
 
-@pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"stop_token_ids", "logit_bias"}))
+@pytest.mark.parametrize(
+    "name", sorted(FIELDS.keys() - {"stop_token_ids", "logit_bias", "constrained"})
+)
 @pytest.mark.parametrize("value", [(), (1,), [], {}, "1", b"1"])
 def test_a_collection_is_no_number(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is {re.escape(repr(value))}; give "):
