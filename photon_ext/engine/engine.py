@@ -375,6 +375,7 @@ class Engine(SpatialSkills):
                 all of them. Others are unaffected, and nothing is queued.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
+        self._queue.check_fork()  # first: another thread of the parent may have held any lock
         asked = RequestOptions.of(**options)
         count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
         made = self._input.make_answers(prompt, params, raw, asked, count)
@@ -417,6 +418,7 @@ class Engine(SpatialSkills):
                 f"messages is {shown(messages)}; give a list of chat messages, for instance "
                 "[{'role': 'user', 'content': 'Hello'}]"
             )
+        self._queue.check_wait()
         asked = RequestOptions.of(**options)
         return self._answers([self._input.make(messages, params, False, asked)])[0]
 

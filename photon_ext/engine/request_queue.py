@@ -124,7 +124,7 @@ class RequestQueue:
         """Raises where a wait for a request would be for ever: RequestError, on the engine thread;
         EngineDeadError, in a forked process.
         """
-        self._check_fork()
+        self.check_fork()
         if self.owned:
             raise RequestError(
                 "a constraint, which runs on the engine's own thread, cannot wait for a request of "
@@ -136,7 +136,7 @@ class RequestQueue:
         """Queues requests together, for the same turn; or none, and raises EngineDeadError (closed,
         failed or forked), QueueFull, or RequestError (a constraint object serves another request).
         """
-        self._check_fork()
+        self.check_fork()
         with self._lock:
             if self._cause is not None:
                 raise EngineDeadError(
@@ -163,7 +163,8 @@ class RequestQueue:
                 self._closing = True
             self._arrived.put(())  # wakes the engine thread
 
-    def _check_fork(self) -> None:
+    def check_fork(self) -> None:
+        """Raises EngineDeadError in a forked process."""
         # Torch's threads do not survive a fork: a new engine in the child waits for ever for them,
         # unless torch is told to use none.
         if self.forked:

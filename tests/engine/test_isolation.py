@@ -358,7 +358,13 @@ running = engine.submit([3], SamplingParams(max_new_tokens=190))
 served.result()
 child = os.fork()
 if child == 0:
-    calls = {"generate": lambda: engine.generate([[1]]), "submit": lambda: engine.submit([1])}
+    calls = {
+        "generate": lambda: engine.generate([[1]]),
+        "submit": lambda: engine.submit([1]),
+        # before anything whose lock another thread may have held
+        "form": lambda: engine.submit([1], SamplingParams(regex="ab")),
+        "chat": lambda: engine.chat([{"role": "user", "content": "Hello"}]),
+    }
     if not running.done:
         calls["result"] = running.result
         calls["iter"] = lambda: next(running.iter()) and list(running.iter())
