@@ -85,7 +85,8 @@ test-peers: build
 test-search: build
 	PHOTON_EXAMPLES=$(SEARCH) $(BIN)/python -m pytest -q -m "not gpu" \
 	  tests/runtime/test_state_machine.py tests/runtime/test_plans.py \
-	  tests/engine/test_readers.py tests/engine/test_paging.py tests/engine/test_adapter_slots.py
+	  tests/engine/test_readers.py tests/engine/test_paging.py tests/engine/test_adapter_slots.py \
+	  tests/engine/test_prefill_modes.py
 
 test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu

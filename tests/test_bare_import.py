@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+
+import pytest
 
 # Third-party packages of the extras. torch itself uses numpy where it is there; photon_ext must not
 # need it.
@@ -21,8 +25,10 @@ BLOCKED = (
     "huggingface_hub",
 )
 
-PREAMBLE = f"""
-import sys, warnings
+# Torch is imported once, which takes seconds; each program on stdin runs in a fork.
+SERVER = f"""
+import io, json, os, sys, traceback, warnings
+from contextlib import redirect_stdout
 from importlib.machinery import PathFinder
 
 class Bare(PathFinder):
@@ -32,18 +38,46 @@ class Bare(PathFinder):
 
 sys.meta_path = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
 warnings.simplefilter("ignore")  # torch says that numpy is missing
+import torch
+
+def said(program):
+    with redirect_stdout(io.StringIO()) as out:
+        try:
+            exec(program, {{"__name__": "__main__", "sys": sys}})
+        except BaseException:
+            return [1, traceback.format_exc()]
+    return [0, out.getvalue()]
+
+for line in sys.stdin:
+    if os.fork() == 0:
+        print(json.dumps(said(json.loads(line))), flush=True)
+        os._exit(0)
+    os.wait()
 """
+Run = Callable[[str], str]
 
 
-def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Runs a program and gives its output."""
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        stdin, stdout = server.stdin, server.stdout
+
+        def run(program: str) -> str:
+            stdin.write(json.dumps(program) + "\n")
+            stdin.flush()
+            status, text = json.loads(stdout.readline())
+            assert status == 0, text
+            return str(text)
+
+        yield run
+        stdin.close()
 
 
-def test_ops_run_with_torch_alone() -> None:
+def test_ops_run_with_torch_alone(run: Run) -> None:
     out = run(
         """
 import torch, photon_ext
@@ -57,7 +91,7 @@ print(photon_ext.num_threads() >= 1)
     assert out.strip() == "True"
 
 
-def test_what_the_readme_names_is_there_after_a_plain_import() -> None:
+def test_what_the_readme_names_is_there_after_a_plain_import(run: Run) -> None:
     """`help(photon_ext.runtime.StepTensors)`, say, in a session that has not used the runtime
     yet: each name in a fork of its own.
     """
@@ -79,7 +113,7 @@ for name in (
     )
 
 
-def test_the_runtime_decodes_with_torch_alone() -> None:
+def test_the_runtime_decodes_with_torch_alone(run: Run) -> None:
     """A model that counts: the embedding is the identity, and the head sends token t to t + 1."""
     out = run(
         """
@@ -113,7 +147,7 @@ print(*tokens.values())
     assert out.strip() == "[5, 6, 7] [8, 9]"
 
 
-def test_a_timeline_needs_torch_alone() -> None:
+def test_a_timeline_needs_torch_alone(run: Run) -> None:
     """All but the PNG, which needs matplotlib."""
     out = run(
         """
@@ -128,7 +162,7 @@ with tempfile.TemporaryDirectory() as folder:
     assert out.split() == ["summary.json", "summary.txt", "timeline.html", "trace.json"]
 
 
-def test_what_observes_is_there_by_name_and_imported_when_it_is_used() -> None:
+def test_what_observes_is_there_by_name_and_imported_when_it_is_used(run: Run) -> None:
     out = run(
         """
 import photon_ext.observe
@@ -142,7 +176,7 @@ print(*(getattr(photon_ext.observe, name).__name__.split(".")[-1] for name in na
     assert out.splitlines() == ["[] True", "1.1", "Timeline cost_model meter prometheus timeline"]
 
 
-def test_the_engine_is_not_imported_until_it_is_used() -> None:
+def test_the_engine_is_not_imported_until_it_is_used(run: Run) -> None:
     out = run(
         "import photon_ext; print('photon_ext.engine' in sys.modules, 'Engine' in dir(photon_ext), "
         "'numpy' in sys.modules)"

@@ -60,8 +60,10 @@ def run_tests(library: Path, *arguments: str, **environment: str) -> CompletedTe
 RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "attentions": (
         tuple(f"ops/test_{family}" for family in ATTENTIONS),
-        "not ((in_one_run or however_many_blocks) and (256 or 96 or 24-2-128 or 8-4-128)) and "
-        "not (more_tokens_than_lanes and (not 6-2-64 or nearly or some)) and "
+        "not (in_one_run and (256 or 96 or 24-2-128 or 8-4-128 or 10-2-64)) and "
+        "not (however_many_blocks and (256 or 96 or 24-2-128 or 8-4-128 or 12-1-64)) and "
+        "not (more_tokens_than_lanes and (not 6-2-64 or nearly or some or apart or one)) and "
+        "not (many_tokens_are_near and (wide or rows or heads)) and "
         "not (a_batch_is_near and (wide or rows or long-2))",
         {},
     ),
@@ -78,13 +80,14 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "chunks": (
         ("ops/test_chunk_attention", "models/test_decoder_fast"),
         "(test_chunk_attention and not ((in_parts or rides_along or stay_whole or fills) and "
-        "(96 or 128 or 256))) or (as_near and tied) or in_a_mixed_step",
+        "(96 or 128 or 256)) and not (rides_along and all) and "
+        "not (of_every_layout and (96 or 128))) or (as_near and tied) or in_a_mixed_step",
         {},
     ),
     # Two passes of an exchange, by one cluster.
     "six sms": (
         ("ops/test_fused_linear",),
-        "(any_number and 120-1088) or not_finite or (around_the_groups and 120-1088)",
+        "not_finite or (around_the_groups and 120-1088)",
         {"PHOTON_EMULATOR_SMS": "6"},
     ),
     # No cluster and no early launch is allowed there.

@@ -135,7 +135,7 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
 ) -> None:
     loaded = load_model("smollm2", torch.bfloat16, torch.device(device))
     assert loaded.tokenizer is not None
-    texts = TEXTS[::2] if device == "cpu" else TEXTS  # slow there
+    texts = TEXTS[::4] if device == "cpu" else TEXTS  # slow there
     prompts = [loaded.tokenizer.encode(text) for text in texts]
     options = {
         "max_rows": 8,

@@ -20,6 +20,7 @@ from photon_ext.runtime import Pipeline, StepKind
 from photon_ext.runtime.step import Step, StepPlan
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.testing import ToyForward
+from tests.conftest import EXAMPLES
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
@@ -149,7 +150,7 @@ def test_a_step_of_prompts_alone_is_capped_too(
 
 
 @DEPTHS
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3 * EXAMPLES))
 def test_i8_mixed_steps_give_the_tokens_of_separate_ones(seed: int, depth: int) -> None:
     """Real kernels in fp32, lengths of every kind, constraints, noise; some requests leave."""
     rng = random.Random(seed)
