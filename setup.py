@@ -62,6 +62,7 @@ EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 CHAINED = (
     "batch_linear",
     "embedding",
+    "even_attention",
     "kernels",
     "lora_link",
     "mlp",
