@@ -56,7 +56,7 @@ def test_an_out_copy_behind_the_next_forward_is_named(depth: int, planted: bool)
 
 def test_masks_that_take_longer_than_the_forward_are_named() -> None:
     def slow_fill(row: object, words: memoryview) -> None:
-        time.sleep(20e-3)
+        time.sleep(50e-3)  # also where other work slows the forward
         allow_all(row, words)
 
     report = traced(open_pipeline(2, constrained=True), slow_fill).report
