@@ -104,20 +104,28 @@ def encode_prompt(
 
 
 def characters_in(prompt: Prompt) -> int:
-    """Of the texts in a prompt, which may be of any form; token ids and embeddings are none."""
+    """Of the texts of a prompt of any form; of a chat those of its users alone, as templates leave
+    out parts of earlier answers.
+    """
     if isinstance(prompt, str):
         return len(prompt)
-    parts: object = prompt
+    texts: object = ()
     if isinstance(prompt, Mapping):
-        parts = prompt.get("prompt_embeds")
+        texts = prompt.get("prompt_embeds")
     elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
-        contents = [one.get("content") for one in prompt if isinstance(one, Mapping)]
-        several = [one for one in contents if isinstance(one, (list, tuple))]
-        texts = [part.get("text") for many in several for part in many if isinstance(part, Mapping)]
-        parts = [*contents, *texts]
-    if not isinstance(parts, (list, tuple)) or (parts and as_index(parts[0]) is not None):
-        return 0  # ids, which are not looked through
-    return sum(len(part) for part in parts if isinstance(part, str))
+        texts = [text for message in prompt for text in _user_texts(message)]
+    if not isinstance(texts, (list, tuple)):
+        return 0
+    return sum(len(text) for text in texts if isinstance(text, str))
+
+
+def _user_texts(message: object) -> list[Any]:
+    match message:
+        case {"role": "user", "content": str(text)}:
+            return [text]
+        case {"role": "user", "content": list() | tuple() as parts}:
+            return [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return []
 
 
 def _is_told(prompt: Prompt) -> bool:

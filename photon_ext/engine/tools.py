@@ -177,7 +177,7 @@ def _move_references(schema: object, place: str) -> None:
 
 
 def _schemas_in(schema: object) -> Iterator[dict[str, Any]]:
-    """All schemas of one, itself included; their items may be changed."""
+    """All schemas of one, itself included, and not the data in them; their items may be changed."""
     pending = [schema]
     while pending:
         part = pending.pop()

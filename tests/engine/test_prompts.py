@@ -120,6 +120,7 @@ LONG = "a" * 501
         [{"role": "system", "content": None}, {"role": "user", "content": LONG}],
         [{"role": "user", "content": [{"type": "text", "text": LONG}]}],
         {"prompt_embeds": [LONG[:300], (1, 2), LONG[300:]]},
+        {"prompt_embeds": [5, LONG]},
     ],
 )
 def test_a_text_that_is_sure_to_be_too_long_is_not_encoded(
