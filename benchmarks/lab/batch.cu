@@ -12,7 +12,8 @@
 // 20, 24, 32; 8B 105, 115, 170. torch's kernels with the small ones beside them took 81 (4B, 128)
 // and 106 (256), 32 and 35.5 (0.6B), and 4 more between kernels.
 //
-// Found: 4B 67.1, 74.7, 105 to 111 (the device slows down), 0.6B 23.4, 28.4, 40.5. By stamps (4B,
+// Found: 4B 67.1, 74.7, 105 to 111 (the device slows down), 0.6B 23.4, 28.4, 40.5 (33.5 with tiles
+// of few rows). By stamps (4B,
 // 128 tokens, clocks of 1.98 GHz, medians) a layer's loops take 15.9, 9.2, 36.2 and 21.5 thousand,
 // all at what memory gives; from a CTA's last output to the end of the next one's wait it is 2.5
 // to 4.9, until x is there 0.9, and 2 to 7 where the ring was not full before, sums to outputs 1.8

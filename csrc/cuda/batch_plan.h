@@ -3,9 +3,10 @@
 //
 // What was found on an H200 (benchmarks/lab/batch.cu), and is the rule here: a CTA for each SM, in
 // as few waves as possible. Not more CTAs than need be read the same tokens at once, so tiles have
-// 64 rows or 96 at least, and where that leaves a share of few rows, tiles of 64 tokens. Rings as
-// large as leaves room for a CTA of the next kernel on the same SM, but for SwiGLU of many rows by
-// 128 tokens, where three stages are too few.
+// 64 rows or 96 at least, and where that leaves a share of few rows, tiles of 64 tokens. Of more
+// than 128 tokens these have few rows as well, so that an SM has two CTAs, which hide each other's
+// waits. Rings as large as leaves room for a CTA of the next kernel on the same SM, but for SwiGLU
+// of many rows by 128 tokens, where three stages are too few.
 #pragma once
 #include <cstdint>
 
@@ -49,13 +50,14 @@ constexpr bool has_batch_rows(Finish finish, int rows) {
 
 constexpr int64_t batch_units(int64_t all, int64_t each) { return (all + each - 1) / each; }
 
-// Rows of a tile: those by which the waves of CTAs go through the fewest; of equals the most.
-constexpr int batch_rows(Finish finish, int64_t rows, int64_t parts, int least) {
+// Rows of a tile: those by which the waves of `at_once` CTAs go through the fewest; of equals the
+// most.
+constexpr int batch_rows(Finish finish, int64_t rows, int64_t parts, int least, int at_once) {
   int best = 0;
   int64_t fewest = INT64_MAX;
   for (const int each : kBatchRows) {
     if (!has_batch_rows(finish, each) || each < least) continue;
-    const int64_t waves = batch_units(batch_units(rows, each) * parts, kBatchSms);
+    const int64_t waves = batch_units(batch_units(rows, each) * parts, at_once);
     if (waves * each > fewest) continue;
     fewest = waves * each;
     best = each;
@@ -72,24 +74,37 @@ constexpr Plan with_rings(Plan plan) {
   return plan;
 }
 
+// How many parts of the columns there are: of more than 128 tokens none of fewer than 12 steps, and
+// of outputs none where tiles have 64 tokens.
+constexpr int batch_splits(Finish finish, int64_t steps, bool is_many, int blocks) {
+  if (finish == Finish::kSwiglu) return 1;
+  if (finish == Finish::kOutput) return steps > 1 ? blocks : 1;
+  const int64_t wanted = is_many && steps < 12 * kBatchSplits ? kBatchSplits / 2 : kBatchSplits;
+  return static_cast<int>(wanted < steps ? wanted : steps);
+}
+
+// Rows of a tile, at least.
+constexpr int least_rows(Finish finish, bool is_many, int blocks) {
+  if (finish == Finish::kPartial && blocks == 2) return 64;
+  if (finish == Finish::kPartial) return is_many ? 96 : 32;
+  return finish == Finish::kOutput && blocks == 1 ? 64 : 96;
+}
+
 // Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` slices of 64 columns.
 constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps) {
   Plan plan{};
-  const bool has_blocks = tokens > kBatchBlockTokens;
-  const int64_t wanted =
-      finish == Finish::kPartial ? kBatchSplits : (finish == Finish::kOutput && has_blocks ? 2 : 1);
-  plan.splits = static_cast<int>(wanted < steps ? wanted : steps);
-  const bool is_narrow = rows * plan.splits < 48 * kBatchSms && finish != Finish::kOutput;
-  plan.blocks = has_blocks && !is_narrow ? 2 : 1;
+  const bool is_partial = finish == Finish::kPartial, is_many = tokens > 2 * kBatchBlockTokens;
+  const int64_t all_rows = rows * (is_partial ? batch_splits(finish, steps, is_many, 1) : 1);
+  const bool is_narrow = all_rows < 48 * kBatchSms && (finish != Finish::kOutput || is_many);
+  plan.blocks = tokens > kBatchBlockTokens && !is_narrow ? 2 : 1;
+  plan.splits = batch_splits(finish, steps, is_many, plan.blocks);
   const int64_t token_tiles = batch_units(tokens, plan.blocks * kBatchBlockTokens);
-  const int least = finish == Finish::kPartial
-                        ? (plan.blocks == 2 ? 64 : 32)
-                        : (finish == Finish::kOutput && plan.blocks == 1 ? 64 : 96);
-  plan.rows = batch_rows(finish, rows, token_tiles * plan.splits, least);
+  const bool share_sms = is_many && is_narrow && !is_partial;
+  plan.rows =
+      batch_rows(finish, rows, token_tiles * plan.splits, least_rows(finish, is_many, plan.blocks),
+                 share_sms ? 2 * kBatchSms : kBatchSms);
   const bool is_alone = plan.blocks == 2 && plan.rows > 128 && finish == Finish::kSwiglu;
-  plan.shared_bytes = is_alone                     ? kOnlyBlock
-                      : finish == Finish::kPartial ? kLargerBlock
-                                                   : kSmallerBlock;
+  plan.shared_bytes = is_alone ? kOnlyBlock : is_partial ? kLargerBlock : kSmallerBlock;
   plan.x_stages = is_alone ? 6 : plan.blocks == 2 ? 3 : plan.rows > 96 ? 4 : 6;
   return with_rings(plan);
 }

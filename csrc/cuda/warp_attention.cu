@@ -27,8 +27,9 @@ constexpr int kBatchTokens = 33;
 constexpr int kSmWarps = 8;
 // Where the order is free a step has half the instructions, and a warp may have a longer context
 // whole: 128 of 32 to 407 positions took 52 us, and 60 with the smaller slack, by which splits of
-// many of them meet in the workspace (H100).
-constexpr int kSlackTokens = 64, kBatchSlackTokens = 320;
+// many of them meet in the workspace (H100). Alone it reads faster than an even share of the device
+// would let it. With 1,280 it would be what 64 of 64 to 1,136 positions wait for.
+constexpr int kSlackTokens = 64, kBatchSlackTokens = 640;
 
 template <typename Sums>
 __device__ void attend_by_warps(const RopeParams& rope, float scale, const SplitGrid& grid,

@@ -18,6 +18,7 @@ from photon_ext.models.kernel_plan import (
     BATCH_TOKENS,
     FUSED_TOKENS,
     LEAST_BATCH_TOKENS,
+    NARROW_BATCH_TOKENS,
     KernelPlan,
     Ways,
 )
@@ -280,7 +281,7 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
 def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     device: str, products: list[torch.Size]
 ) -> None:
-    count = BATCH_TOKENS + 2
+    count = NARROW_BATCH_TOKENS + 2
     rows = [*range(1, count + 1)]
 
     def logits(exact: bool, batch: int) -> torch.Tensor:
@@ -304,7 +305,7 @@ def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
     wide = logits(False, count)
     assert len(products) == (4 * 2 + 1) * through_torch
     assert (wide - exact).norm() < 0.05 * exact.norm()
-    for batch in (LEAST_BATCH_TOKENS, FUSED_TOKENS, FUSED_TOKENS + 1, BATCH_TOKENS):
+    for batch in (LEAST_BATCH_TOKENS, FUSED_TOKENS, FUSED_TOKENS + 1, NARROW_BATCH_TOKENS):
         own = logits(False, batch)
         assert len(products) == (batch > FUSED_TOKENS) * through_torch  # the head
         assert (own - exact[:batch]).norm() < 0.05 * exact[:batch].norm()

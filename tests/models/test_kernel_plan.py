@@ -18,7 +18,7 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import (
     ALL,
-    BATCH_TOKENS,
+    NARROW_BATCH_TOKENS,
     KernelPlan,
     Target,
     Way,
@@ -66,13 +66,14 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     name: str, step: str
 ) -> None:
     entries = table(NAMED_SHAPES.get(name, SMOLLM2))
-    few, many = (1, 8, "narrow"), (129, None, "cuBLAS")
+    most = 256 if name in ("qwen3-0.6b", "smollm2") else 128
+    few, many = (1, 8, "narrow"), (most + 1, None, "cuBLAS")
     for op in LINEARS[:-1]:
-        assert runs(entries, step, op) == [few, (9, 32, "wide"), (33, 128, "batch"), many]
+        assert runs(entries, step, op) == [few, (9, 32, "wide"), (33, most, "batch"), many]
     assert runs(entries, step, "head") == [few, (9, 64, "wide"), (65, None, "cuBLAS")]
-    norms = [(1, 32, "-"), (33, 128, "sum_norm"), (129, None, "rms_norm")]
+    norms = [(1, 32, "-"), (33, most, "sum_norm"), (most + 1, None, "rms_norm")]
     assert runs(entries, step, "norms") == norms
-    assert runs(entries, step, "swiglu") == [(1, 128, "-"), (129, None, "silu_mul")]
+    assert runs(entries, step, "swiglu") == [(1, most, "-"), (most + 1, None, "silu_mul")]
     assert runs(entries, step, "sampling") == [(1, None, "sample (clusters)")]
     many = [("attention of chunks", 4097, "a step of more than 4096 tokens")]
     assert [(entry.op, entry.least, entry.why) for entry in entries if entry.why] == many
@@ -200,9 +201,9 @@ def test_on_a_cpu_nothing_goes_through_torch() -> None:
 
 def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_adapters() -> None:
     plan = plan_kernels(CONFIG, H200, "bfloat16")
-    assert plan.decode == plan.chunks == Ways(64, 32, BATCH_TOKENS)
+    assert plan.decode == plan.chunks == Ways(64, 32, NARROW_BATCH_TOKENS)
     ways = plan.decode
-    assert [ways.of(n) for n in (32, 33, 128, 129)] == [
+    assert [ways.of(n) for n in (32, 33, 256, 257)] == [
         Way.FUSED,
         Way.BATCH,
         Way.BATCH,

@@ -26,9 +26,10 @@ EPS = 1e-5
 # One slice of columns; outputs that end within a tile and within its eights; parts of the columns
 # that are unequal; more slices than the rings have stages.
 SHAPES = [(8, 64), (72, 320), (264, 576), (40, 2240)]
-# At 65 to 128 tokens: tiles of 128 tokens in every op; all sizes of tiles that two models have.
+# At 65 to 128 tokens: tiles of 128 tokens in every op; all sizes of tiles that three models have.
 WIDE = [(3200, 128)]
-MODELS = [(6144, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (1024, 3072), (12288, 4096)]
+MODELS = [(6144, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (12288, 4096)]
+MODELS += [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072)]
 
 
 class Operands(NamedTuple):
@@ -132,7 +133,7 @@ def test_tiles_of_128_tokens(device: str, num_tokens: int, n: int, k: int) -> No
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_tokens", [33, 64, 100, 128, 192])
+@pytest.mark.parametrize("num_tokens", [33, 64, 100, 128, 192, 256])
 @pytest.mark.parametrize(("n", "k"), MODELS)
 def test_shapes_of_models(num_tokens: int, n: int, k: int) -> None:
     o = operands(num_tokens, n, k, "cuda", with_bias=n == 1024)
