@@ -22,5 +22,6 @@ def test_every_numbered_test_stands_in_its_line() -> None:
     lines = dict(re.findall(r"^\| (\d+) \|(.*)$", LIST, re.MULTILINE))
     assert [*lines] == [str(number) for number in range(1, 45)]
     for name in DEFINED:
-        for number in re.findall(r"hazard_(\d+)", name):
-            assert f"`{name}`" in lines[number], name
+        for first, last in re.findall(r"hazard_(\d+)(?:_to_(\d+))?", name):
+            for number in range(int(first), int(last or first) + 1):
+                assert f"`{name}`" in lines[str(number)], (name, number)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.kernel_plan import NARROW_BATCH_TOKENS
 
 WAYS = ("portable", "hopper")
 MANY_TOKENS = 65  # from here on only the kernels made for so many are measured
@@ -58,7 +59,7 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
             if batch == 1:
                 ways.append(("gemv_into", "plain"))
             makes = [(op, way, _linear) for op, way in ways]
-            if each.batch and batch < MANY_TOKENS:
+            if each.batch and batch <= NARROW_BATCH_TOKENS:
                 makes += [(each.batch, way, _batch_linear) for way in WAYS]
             for op, way, made in makes:
                 make, at = partial(made, op, weights), setting._replace(batch=batch, way=way)

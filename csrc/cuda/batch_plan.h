@@ -2,11 +2,11 @@
 // alone, for the 132 SMs of an H100 or H200.
 //
 // What was found on an H200 (benchmarks/lab/batch.cu), and is the rule here: a CTA for each SM, in
-// as few waves as possible. Not more CTAs than need be read the same tokens at once, so tiles have
-// 64 rows or 96 at least, and where that leaves a share of few rows, tiles of 64 tokens. Of more
-// than 128 tokens these have few rows as well, so that an SM has two CTAs, which hide each other's
-// waits. Rings as large as leaves room for a CTA of the next kernel on the same SM, but for SwiGLU
-// of many rows by 128 tokens, where three stages are too few.
+// as few waves as possible. Not more CTAs than need be read the same tokens at once, so tiles of
+// outputs have 64 rows at least and those of SwiGLU 96, and where that leaves a share of few rows,
+// tiles have 64 tokens. With more than 128 tokens outputs and SwiGLU of few rows have two CTAs an
+// SM, which hide each other's waits. Rings as large as leaves room for a CTA of the next kernel
+// beside one of these, but for SwiGLU of many rows by 128 tokens, where three stages are too few.
 #pragma once
 #include <cstdint>
 
@@ -74,8 +74,8 @@ constexpr Plan with_rings(Plan plan) {
   return plan;
 }
 
-// How many parts of the columns there are: of more than 128 tokens none of fewer than 12 steps, and
-// of outputs none where tiles have 64 tokens.
+// How many parts of the columns there are: of more than 128 tokens two where four would have fewer
+// than 12 steps each; and of outputs none where tiles have 64 tokens.
 constexpr int batch_splits(Finish finish, int64_t steps, bool is_many, int blocks) {
   if (finish == Finish::kSwiglu) return 1;
   if (finish == Finish::kOutput) return steps > 1 ? blocks : 1;

@@ -4,8 +4,9 @@
 // There are four tiles of 16 positions: those of one step. Each has the keys first and then the
 // values of the same positions, so that keys complete the even phases of its barrier and values the
 // odd ones. One tensor copy brings a tile. It also brings what the page has at positions that the
-// context does not: nobody looks at such keys, and such values are cleared. A tile is read once a
-// step, so L2 makes room of it first; without that the copies of many tokens arrive a tenth slower.
+// context does not: nobody looks at such keys, and such values are cleared. A row reads a tile
+// once a step, so L2 makes room of it first; without that the copies of many tokens arrive a tenth
+// slower.
 #pragma once
 #include "cuda/half_tile_map.cuh"
 #include "cuda/residency.cuh"

@@ -52,7 +52,8 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per step at most. None: 2,048 on a GPU, else 256.
+        chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
+            that fits there; else 256.
         prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,

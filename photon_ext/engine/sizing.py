@@ -11,7 +11,9 @@ from photon_ext import ops
 from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
+from photon_ext.models.attention import most_ctas
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.kernel_plan import batch_tokens
 from photon_ext.models.lora import LoraShape
 from photon_ext.models.region import RegionConfig
 from photon_ext.runtime.step_keys import step_keys
@@ -75,6 +77,7 @@ def size_engine(
             "ask for no more than that"
         )
     target = SizedModel(config, dtype, device, region)
+    options = target.with_chunk(options, usable)
     rows = options.max_rows or target.default_rows(options, usable)
     need = target.need(options, rows)
     if not need.fits(usable):
@@ -107,6 +110,19 @@ class SizedModel(NamedTuple):
         pages = self.need(options, CUDA_ROWS).fitting(usable)
         tokens = min(_max_len(options, self.config), ROW_TOKENS)
         return max(1, min(CUDA_ROWS, pages * options.page_size // tokens))
+
+    def with_chunk(self, options: EngineOptions, usable: int) -> EngineOptions:
+        """Where they name no chunk on a GPU: the largest that fits of CUDA_CHUNK and its halves."""
+        if options.chunk is not None or self.device.type == "cpu":
+            return options
+        chunk = CUDA_CHUNK
+        while chunk >= LEAST_BUCKET:
+            chosen = replace(options, chunk=chunk)
+            rows = options.max_rows or self.default_rows(chosen, usable)
+            if self.need(chosen, rows).fits(usable):
+                return chosen
+            chunk //= 2
+        return options
 
     def chunk(self, options: EngineOptions) -> int:
         """Prompt tokens of a step."""
@@ -155,6 +171,8 @@ class SizedModel(NamedTuple):
                 others += 4 * tokens * sum(map(shape.sum_words, (True, False)))
             if self.device.type == "cuda":  # the fused layers' own, see Decoder
                 others += 4 * ops.linear_workspace_words(max(tokens, segments), config.hidden)
+        if self.device.type == "cuda" and self.dtype is torch.bfloat16:
+            others += self._workspace_bytes(tokens, segments)
         if self.region is not None:
             others += self.region.step_bytes(tokens, segments, itemsize)
         return Need(
@@ -162,6 +180,15 @@ class SizedModel(NamedTuple):
             options.page_size * config.kv_bytes_per_token(itemsize),
             options.num_pages or max(rows, per_row),
             rows * per_row,
+        )
+
+    def _workspace_bytes(self, tokens: int, segments: int) -> int:
+        """Those of a batch's linears and of attention, by the plan for this GPU."""
+        c, batch = self.config, min(tokens, batch_tokens(self.config))
+        return 4 * (
+            ops.linear_norm_workspace_words(batch, c.hidden)
+            + ops.attention_workspace_words(segments, c.q_heads, c.kv_heads, c.head_dim)
+            + ops.chunk_workspace_words(c.head_dim, most_ctas(self.device))
         )
 
 

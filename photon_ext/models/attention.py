@@ -51,7 +51,7 @@ class DecoderAttention:
             self._workspace = torch.zeros(words, dtype=torch.float32, device=device)
         self._chunk_workspace: torch.Tensor | None = None
         if even:
-            words = ops.chunk_workspace_words(config.head_dim, _most_ctas(device))
+            words = ops.chunk_workspace_words(config.head_dim, most_ctas(device))
             self._chunk_workspace = torch.zeros(words, dtype=torch.float32, device=device)
         held = self._workspace, self._chunk_workspace
         self.nbytes = sum(one.nbytes for one in held if one is not None)
@@ -185,7 +185,7 @@ class DecoderAttention:
         return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
 
 
-def _most_ctas(device: torch.device) -> int:
+def most_ctas(device: torch.device) -> int:
     """How many CTAs of a kernel run that has one on each SM; where there are none, some."""
     if device.type != "cuda":
         return 8

@@ -2,9 +2,10 @@
 values there.
 
 A page's key is the page that it continues and its own tokens: a chain from the first page on, whose
-tokens are compared, not only their hash. What differs in anything else (adapter, image, tenant)
-has another root. Tokens are bytes here (`token_bytes`): they are cut, hashed and compared in half
-the time that tuples take, and a prompt's are made on its caller's thread.
+tokens are compared, not only their hash; an image's are numbers of 63 bits that its content hashes
+to. What differs in anything else (adapter, tenant) has another root. Tokens are bytes here
+(`token_bytes`): they are cut, hashed and compared in half the time that tuples take, and a prompt's
+are made on its caller's thread.
 """
 
 from __future__ import annotations

@@ -8,9 +8,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from photon_ext.engine import Engine
 from photon_ext.engine.output import StepOutput
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.weights import random_weights
 from photon_ext.observe.meter import MeterSnapshot
 from photon_ext.runtime import Row, StepPlan
 from photon_ext.sampling import SamplingParams
@@ -151,17 +154,14 @@ def test_caps_far_beyond_the_answers_leave_no_rows_empty(depth: int, cached: boo
     stepped.run()
 
 
-def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothing() -> None:
+@pytest.mark.parametrize("device", ["stub", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothing(
+    device: str,
+) -> None:
     """Caps are half of the pool: the first row has all of its pages, and the others grow."""
     rows, cap, seen = 64, 1400 * PAGE_SIZE, dict[int, MeterSnapshot]()
-    with Engine(
-        StubDevice(rows, max_len=2 * cap, page_size=PAGE_SIZE),
-        lambda step: None,
-        vocab_size=32,
-        num_pages=2800,
-        prefill="mixed",
-        prefix_cache=False,
-    ) as engine:
+    options: dict[str, Any] = {"num_pages": 2800, "prefill": "mixed", "prefix_cache": False}
+    with _engine(device, rows, 2 * cap, options) as engine:
 
         def listen(output: StepOutput) -> None:
             if len(output.requests) == rows:
@@ -172,7 +172,8 @@ def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothi
                         request.cancel()
 
         engine.listen(listen)
-        requests = engine.submit([1, 2, 3], SamplingParams(cap), n=rows)
+        params = SamplingParams(cap, ignore_eos=True)
+        requests = engine.submit([1, 2, 3], params, n=rows)
         for request in requests:
             request.result()
     before, *_, after = list(seen.values())[:201]
@@ -180,6 +181,17 @@ def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothi
     assert after.pages_held > before.pages_held + 8 * rows
     steps = after.decode_steps - before.decode_steps
     assert 0.9 * steps <= after.quiet_steps - before.quiet_steps < steps
+
+
+def _engine(device: str, rows: int, max_len: int, options: dict[str, Any]) -> Engine:
+    """On the stub, or with a model of random weights."""
+    if device == "stub":
+        stub = StubDevice(rows, max_len=max_len, page_size=PAGE_SIZE)
+        return Engine(stub, lambda step: None, vocab_size=32, **options)
+    config = ModelConfig(Family.QWEN3, 128, 2, 4, 2, 128, 256, 203, max_positions=max_len)
+    weights = random_weights(config, torch.bfloat16, torch.device(device))
+    sizes = {"max_rows": rows, "max_len": max_len, "page_size": PAGE_SIZE, "chunk": 64}
+    return Engine.from_weights(config, weights, None, **sizes, **options)
 
 
 @DEPTHS

@@ -10,8 +10,12 @@ from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.decoder import Decoder
+from photon_ext.models.kernel_plan import plan_for
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.region import RegionConfig
+from photon_ext.models.shapes import NAMED_SHAPES
+from photon_ext.models.weights import random_weights
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -121,6 +125,18 @@ def test_steps_with_prompts_are_sized_for_the_device(
 ) -> None:
     result = size(monkeypatch, 2**40, torch.device(device), **options)
     assert (result.chunk, result.prefill_buckets) == (chunk, buckets)
+
+
+def test_a_small_gpu_gets_smaller_chunks_unless_they_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, sizes = torch.device("cuda"), {"max_rows": 4, "max_len": 100}
+    chunks = [size(monkeypatch, memory * 2**20, device, **sizes).chunk for memory in (8, 2, 1)]
+    assert chunks == [2048, 1024, 512]
+    with pytest.raises(ConfigError, match=r"chunk 2048 and .* lower chunk"):
+        size(monkeypatch, 2**21, device, chunk=2048, **sizes)
+    with pytest.raises(ConfigError, match=r"chunk 2048 and .* lower more than one of max_rows"):
+        size(monkeypatch, 2**12, device, **sizes)
 
 
 def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,3 +251,17 @@ def test_region_heads_take_their_memory_from_the_pages(monkeypatch: pytest.Monke
     assert size(monkeypatch, memory, region=region, **sizes).num_pages < plain.num_pages
     needed = region.step_bytes(plain.max_step_tokens, plain.max_segments, 4)
     assert size(monkeypatch, memory + needed, region=region, **sizes) == plain
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("exact", [True, False])
+def test_what_a_decoder_takes_on_a_gpu_is_counted(exact: bool) -> None:
+    config, device = NAMED_SHAPES["qwen3-0.6b"], torch.device("cuda")
+    config = replace(config, layers=1)
+    target = sizing.SizedModel(config, torch.bfloat16, device, None)
+    options = EngineOptions(max_rows=256, max_len=4096, chunk=2048, automata_mib=0, exact=exact)
+    tokens, segments = target.step_size(options, 256)
+    weights = random_weights(config, torch.bfloat16, device)
+    plan = plan_for(config, weights, exact=exact)
+    decoder = Decoder(config, weights, tokens, segments, 4096, 16, 256, plan)
+    assert decoder.activation_bytes <= target.need(options, 256).activations

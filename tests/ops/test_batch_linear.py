@@ -26,10 +26,11 @@ EPS = 1e-5
 # One slice of columns; outputs that end within a tile and within its eights; parts of the columns
 # that are unequal; more slices than the rings have stages.
 SHAPES = [(8, 64), (72, 320), (264, 576), (40, 2240)]
-# At 65 to 128 tokens: tiles of 128 tokens in every op; all sizes of tiles that three models have.
+# At 65 to 128 tokens: tiles of 128 tokens in every op; with more of 64 in one, two CTAs an SM. All
+# sizes of tiles that four models have.
 WIDE = [(3200, 128)]
 MODELS = [(6144, 2560), (2560, 4096), (9728, 2560), (2560, 9728), (12288, 4096)]
-MODELS += [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072)]
+MODELS += [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (8192, 2048), (2048, 2048)]
 
 
 class Operands(NamedTuple):
@@ -125,7 +126,7 @@ def test_results_are_near_the_float64_reference(
     assert fallbacks() == noted  # where Hopper kernels run, none gave way to a portable one
 
 
-@pytest.mark.parametrize("num_tokens", [64, 65])
+@pytest.mark.parametrize("num_tokens", [64, 65, 129])
 @pytest.mark.parametrize(("n", "k"), WIDE)
 def test_tiles_of_128_tokens(device: str, num_tokens: int, n: int, k: int) -> None:
     o = operands(num_tokens, n, k, device)
