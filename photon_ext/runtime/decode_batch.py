@@ -32,7 +32,8 @@ class DecodeBatch:
         adapted: columns of rows that have an adapter.
         spatial: columns of rows whose answers are objects.
         key: of a step with this batch alone.
-        words: segments, int32 [bucket, 4], those of padding zero.
+        words: segments, int32 [bucket, 4], those of padding zero; the very ones of the batch before
+            where they are the same, as when only limits have changed.
         ride: counts the launches, with those of the batches before it.
     """
 
@@ -69,6 +70,8 @@ class DecodeBatch:
         self.rows = rows
         self._copy(old, bucket)
         self._fill(changed)
+        if self.words == old.words:
+            self.words = old.words  # by which a slot knows that it has sent them
         self.limit = min(self.limits)
         self.constrained = patched(old.constrained, changed, rows, _is_constrained)
         self.logprobs = patched(old.logprobs, changed, rows, _has_logprobs)

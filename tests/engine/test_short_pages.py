@@ -154,11 +154,13 @@ def test_caps_far_beyond_the_answers_leave_no_rows_empty(depth: int, cached: boo
     stepped.run()
 
 
-@pytest.mark.parametrize("device", ["stub", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", ["stub", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothing(
     device: str,
 ) -> None:
-    """Caps are half of the pool: the first row has all of its pages, and the others grow."""
+    """Caps are half of the pool: the first row has all of its pages, and the others grow. With a
+    model rows begin at different steps, and their pages end at different ones.
+    """
     rows, cap, seen = 64, 1400 * PAGE_SIZE, dict[int, MeterSnapshot]()
     options: dict[str, Any] = {"num_pages": 2800, "prefill": "mixed", "prefix_cache": False}
     with _engine(device, rows, 2 * cap, options) as engine:
@@ -190,7 +192,7 @@ def _engine(device: str, rows: int, max_len: int, options: dict[str, Any]) -> En
         return Engine(stub, lambda step: None, vocab_size=32, **options)
     config = ModelConfig(Family.QWEN3, 128, 2, 4, 2, 128, 256, 203, max_positions=max_len)
     weights = random_weights(config, torch.bfloat16, torch.device(device))
-    sizes = {"max_rows": rows, "max_len": max_len, "page_size": PAGE_SIZE, "chunk": 64}
+    sizes = {"max_rows": rows, "max_len": max_len, "page_size": PAGE_SIZE, "chunk": 16}
     return Engine.from_weights(config, weights, None, **sizes, **options)
 
 
