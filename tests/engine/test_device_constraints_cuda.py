@@ -13,6 +13,7 @@ import torch
 from photon_ext.engine import Engine, Request
 from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams
+from tests.conftest import skip_without_smollm2
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.test_device_constraints import FORMS, without_place
 from tests.engine.test_embeds import hidden_of, image_of
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.gpu
 
 
 def an_engine(**options: Any) -> Engine:
+    skip_without_smollm2()
     model = load_model("smollm2", "bfloat16", torch.device("cuda"))
     sizes = {"max_rows": 8, "max_len": 256, "buckets": (1, 8), "chunk": 64}
     return Engine.from_weights(model.config, model.weights, model.tokenizer, **{**sizes, **options})
