@@ -103,7 +103,8 @@ class RequestOptions(NamedTuple):
         salt = None if cache_salt is None else str.__str__(cache_salt)
         if not isinstance(lora, (str, type(None))):
             raise ConfigError(f"lora is {shown(lora)}; give the name of an adapter, or None")
+        adapter = None if lora is None else str.__str__(lora)
         given, found = Tools.of(tools, tool_choice), Skill.of(skill, max_objects)
         if given is not None and found is not None:
             raise ConfigError(f"skill is {found.name!r}, and tools are of text; leave one out")
-        return cls(number, min(ends), salt, lora, given, found)
+        return cls(number, min(ends), salt, adapter, given, found)

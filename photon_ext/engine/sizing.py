@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -104,12 +105,16 @@ class SizedModel(NamedTuple):
     region: RegionConfig | None
 
     def default_rows(self, options: EngineOptions, usable: int) -> int:
-        """Rows where the options name none."""
+        """Rows where the options name none: on a GPU as many as have room beside what they take."""
         if self.device.type == "cpu":
             return CPU_ROWS
-        pages = self.need(options, CUDA_ROWS).fitting(usable)
         tokens = min(_max_len(options, self.config), ROW_TOKENS)
-        return max(1, min(CUDA_ROWS, pages * options.page_size // tokens))
+
+        def room_beside(rows: int) -> int:
+            return self.need(options, rows).fitting(usable) * options.page_size // tokens
+
+        rows = range(2, CUDA_ROWS + 1)  # from some number of them on there is not enough room
+        return 1 + bisect_left(rows, True, key=lambda count: room_beside(count) < count)
 
     def with_chunk(self, options: EngineOptions, usable: int) -> EngineOptions:
         """Where they name no chunk on a GPU: the largest that fits of CUDA_CHUNK and its halves."""

@@ -101,8 +101,25 @@ def test_rows_are_sized_for_the_device(
     monkeypatch: pytest.MonkeyPatch, device: str, memory: int, rows: int
 ) -> None:
     result = size(monkeypatch, memory, torch.device(device), chunk=8)
-    assert rows <= result.max_rows <= 1.05 * rows
+    assert rows <= result.max_rows <= 1.06 * rows
     assert size(monkeypatch, memory, torch.device(device), chunk=8, max_rows=7).max_rows == 7
+
+
+@pytest.mark.parametrize("mebibytes", [20, 60, 100])
+def test_rows_are_as_many_as_have_room_beside_what_they_take(mebibytes: int) -> None:
+    """Logits and counts of a large vocabulary take more for each row than its pages do."""
+    config = replace(CONFIG, vocab=50_000)
+    target = sizing.SizedModel(config, torch.float32, torch.device("cuda"), None)
+    options, usable = EngineOptions(max_len=512, chunk=64, automata_mib=0), mebibytes * 2**20
+
+    def has_room(rows: int) -> bool:
+        pages = target.need(options, rows).fitting(usable)
+        return pages * options.page_size // 512 >= rows
+
+    rows = target.default_rows(options, usable)
+    assert 1 < rows < sizing.CUDA_ROWS
+    assert has_room(rows)
+    assert not has_room(rows + 1)
 
 
 @pytest.mark.parametrize(
