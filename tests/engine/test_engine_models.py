@@ -4,6 +4,9 @@ batch, the chunks and the traffic.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,6 +43,15 @@ def tiny_engine(folder: Path, depth: int, device: str = "cpu", **options: object
     return Engine.from_pretrained(
         folder, device=device, dtype="float32", depth=depth, **{**sizes, **options}
     )
+
+
+@contextmanager
+def held_behind_its_first_step(engine: Engine) -> Iterator[None]:
+    """Requests that are submitted in the block run together: no one ends before all are there."""
+    all_there = threading.Event()
+    engine.listen(lambda output: all_there.wait(60))
+    yield
+    all_there.set()
 
 
 def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:

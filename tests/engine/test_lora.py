@@ -18,7 +18,7 @@ from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, ModelError, RequestError
 from photon_ext.sampling import SamplingParams
 from tests.engine.test_engine_fast import CONFIG, DEVICES, engine_on
-from tests.engine.test_engine_models import prompt_of, tiny_engine
+from tests.engine.test_engine_models import held_behind_its_first_step, prompt_of, tiny_engine
 from tests.models.adapters import ALL, adapter_tensors, merged, saved_adapter
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
@@ -139,7 +139,8 @@ def test_a_preempted_request_keeps_its_adapter(tiny: Adapted, exact: bool) -> No
 
     def answers(slots: int, **options: int) -> list[list[int]]:
         with engine_of(tiny, slots, exact=exact, **options) as engine:
-            requests = [engine.submit(PROMPTS[1], long, lora=name) for name in names]
+            with held_behind_its_first_step(engine):
+                requests = [engine.submit(PROMPTS[1], long, lora=name) for name in names]
             found = [list(request.result().token_ids) for request in requests]
             assert (engine.stats().preemptions > 0) == bool(options)
         return found

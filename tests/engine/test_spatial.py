@@ -26,7 +26,7 @@ from photon_ext.sampling.constraints import from_callable
 from photon_ext.sampling.spatial import Box, ObjectReader, Point, Skill
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.test_embeds import greedy, hidden_of, image_of, in_place
-from tests.engine.test_engine_models import prompt_of, tiny_engine
+from tests.engine.test_engine_models import held_behind_its_first_step, prompt_of, tiny_engine
 from tests.models.regions import BINS, random_heads, spatial_tokens
 from tests.models.tiny import TINY, VOCAB, saved_tiny_model
 
@@ -147,10 +147,11 @@ def test_i15_preempted_answers_go_on_from_their_committed_values(
     with tiny_engine(
         model[1], 2, embeds_tokens=30, region=heads, num_pages=13, exact=exact
     ) as engine:
-        requests = [
-            engine.submit({"prompt_embeds": parts}, FREE, skill=skill, max_objects=9)
-            for parts, skill in asked
-        ]
+        with held_behind_its_first_step(engine):
+            requests = [
+                engine.submit({"prompt_embeds": parts}, FREE, skill=skill, max_objects=9)
+                for parts, skill in asked
+            ]
         outputs = [request.result(60) for request in requests]
         assert engine.stats().preemptions > 0
     for output, (parts, skill) in zip(outputs, asked, strict=True):
