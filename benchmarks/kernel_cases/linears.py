@@ -60,7 +60,8 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
                 ways.append(("gemv_into", "plain"))
             makes = [(op, way, _linear) for op, way in ways]
             if each.batch and batch <= NARROW_BATCH_TOKENS:
-                makes += [(each.batch, way, _batch_linear) for way in WAYS]
+                of_batch = WAYS if batch < MANY_TOKENS else ("hopper",)
+                makes += [(each.batch, way, _batch_linear) for way in of_batch]
             for op, way, made in makes:
                 make, at = partial(made, op, weights), setting._replace(batch=batch, way=way)
                 plans.append(Plan((op,), what, at, make, memory))

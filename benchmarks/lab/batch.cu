@@ -13,14 +13,13 @@
 // and 106 (256), 32 and 35.5 (0.6B), and 4 more between kernels.
 //
 // Found: 4B 67.1, 74.7, 105 to 111 (the device slows down), 0.6B 23.4, 28.4, 40.5 (33.5 with tiles
-// of few rows). By stamps (4B,
-// 128 tokens, clocks of 1.98 GHz, medians) a layer's loops take 15.9, 9.2, 36.2 and 21.5 thousand,
-// all at what memory gives; from a CTA's last output to the end of the next one's wait it is 2.5
-// to 4.9, until x is there 0.9, and 2 to 7 where the ring was not full before, sums to outputs 1.8
-// to 3.0, and the two norms 4.4 and 6.5. Lost: asking L2 for 2 to 16 steps of the weight ahead
-// (+0.5 to +7 us), letting the next kernel start behind the last request (+5), beginning at other
-// columns in each CTA (+0.5), giving a stage back at once (-0.1 to +0.9), rings of 76 KiB beside
-// one of 150 (+18), and tiles of 256 tokens.
+// of few rows). By stamps (4B, 128 tokens, clocks of 1.98 GHz, medians) a layer's loops take 15.9,
+// 9.2, 36.2 and 21.5 thousand, all at what memory gives; from a CTA's last output to the end of the
+// next one's wait it is 2.5 to 4.9, until x is there 0.9, and 2 to 7 where the ring was not full
+// before, sums to outputs 1.8 to 3.0, and the two norms 4.4 and 6.5. Lost: asking L2 for 2 to 16
+// steps of the weight ahead (+0.5 to +7 us), letting the next kernel start behind the last request
+// (+5), beginning at other columns in each CTA (+0.5), giving a stage back at once (-0.1 to +0.9),
+// rings of 76 KiB beside one of 150 (+18), and tiles of 256 tokens.
 #include "cuda/batch_linear.cu"
 
 #include <algorithm>

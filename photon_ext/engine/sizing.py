@@ -188,7 +188,9 @@ class SizedModel(NamedTuple):
         )
 
     def _workspace_bytes(self, tokens: int, segments: int) -> int:
-        """Those of a batch's linears and of attention, by the plan for this GPU."""
+        """Those of a batch's linears and of attention, with what `plan_kernels` chooses for an
+        H200; `exact` and other GPUs have smaller ones, or none.
+        """
         c, batch = self.config, min(tokens, decode_batch_tokens(self.config))
         return 4 * (
             ops.linear_norm_workspace_words(batch, c.hidden)

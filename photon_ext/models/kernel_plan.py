@@ -33,7 +33,7 @@ LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
 # And decode steps of so many where a layer has no more weights than that, and a product is mostly
 # its begin and its end: a 0.6B gains 4 to 7 %, a 1B and a 4B lose. Not steps with prompts: there
 # torch's way has both attentions side by side
-NARROW_BATCH_TOKENS, NARROW_LAYER = 256, 32 << 20
+NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 BATCH_CAPABILITY = (9, 0)
 HEAD_DIMS = (64, 96, 128, 256)  # those of split_attention.h and chunk_attention.h
 # those of even_attention.h; and its pages hold a multiple of so many positions
@@ -192,9 +192,8 @@ def plan_kernels(
 
 def decode_batch_tokens(config: ModelConfig) -> int:
     """Decode steps of up to so many rows go through a batch's linears."""
-    heads = 2 * (config.q_heads + config.kv_heads) * config.head_dim  # rows of QKV, columns of O
-    weights = config.hidden * (heads + 3 * config.intermediate)
-    return NARROW_BATCH_TOKENS if weights <= NARROW_LAYER else BATCH_TOKENS
+    weights = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
+    return NARROW_BATCH_TOKENS if weights <= NARROW_LAYER_WEIGHTS else BATCH_TOKENS
 
 
 def plan_for(

@@ -50,8 +50,10 @@ def held_behind_its_first_step(engine: Engine) -> Iterator[None]:
     """Requests that are submitted in the block run together: no one ends before all are there."""
     all_there = threading.Event()
     engine.listen(lambda output: all_there.wait(60))
-    yield
-    all_there.set()
+    try:
+        yield
+    finally:
+        all_there.set()
 
 
 def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:
