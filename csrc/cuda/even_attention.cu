@@ -20,12 +20,14 @@ template <typename Plan>
 __device__ void init_barriers(EvenShared<Plan>& shared) {
   constexpr int kWarps = kConsumers * kGroupWarps;
   for (int i = 0; i < kEvenStages; ++i) {
-    init_barrier(&shared.has_keys[i], kWarpgroupThreads);
-    init_barrier(&shared.has_values[i], kWarpgroupThreads);
+    init_barrier(&shared.has_keys[i], kGroupWarps);
+    init_barrier(&shared.has_values[i], kGroupWarps);
+    init_barrier(&shared.has_queries[i], kWarpgroupThreads);
     init_barrier(&shared.keys_read[i], kWarps);
     init_barrier(&shared.values_read[i], kWarps);
     init_barrier(&shared.queries_read[i], kConsumers * kWarpgroupThreads);
   }
+  init_barrier(&shared.has_raw_values, kGroupWarps);
   fence_barriers();
 }
 
@@ -51,17 +53,22 @@ __device__ void clear_dead_tokens(const PagedAttentionParams& p, const StepToken
 
 template <typename Plan>
 __global__ void __launch_bounds__(Plan::kThreads, 1)
-    even_attention_kernel(const PagedAttentionParams p) {
+    even_attention_kernel(const __grid_constant__ PagedAttentionParams p,
+                          const __grid_constant__ TileTensors tensors) {
   if constexpr (kHopperCode) {
     auto& shared = *reinterpret_cast<EvenShared<Plan>*>(dynamic_shared());
-    if (threadIdx.x == 0) init_barriers(shared);
+    if (threadIdx.x == 0) {
+      init_barriers(shared);
+      prefetch_half_tile_map(tensors.k_map);
+      prefetch_half_tile_map(tensors.v_map);
+    }
     const StepTokens tokens(p);
     list_items<Plan::kThreads>(tokens, shared.items);
     const Share share(shared.items, static_cast<int>(p.kv_heads), static_cast<int>(blockIdx.x),
                       static_cast<int>(gridDim.x));
     if (threadIdx.x < kWarpgroupThreads) {
       shrink_registers<72>();
-      produce(p, tokens, share, shared);
+      produce(p, tensors, tokens, share, shared);
       clear_dead_tokens<Plan>(p, tokens);
     } else {
       grow_registers<216>();
@@ -75,7 +82,9 @@ int launch_even(const PagedAttentionParams& p, void* stream) {
   const int64_t ctas = std::min<int64_t>(sms(), p.workspace_words / Workspace<Plan>::kWords);
   LaunchShape shape{ctas, Plan::kThreads, sizeof(EvenShared<Plan>)};
   shape.pdl = p.pdl;
-  return launch(even_attention_kernel<Plan>, shape, stream, p);
+  TileTensors tensors(p.cache);
+  if (const int error = tensors.make_maps(p.cache, 1)) return error;
+  return launch(even_attention_kernel<Plan>, shape, stream, p, tensors);
 }
 
 }  // namespace
@@ -85,7 +94,9 @@ const char* even_attention_misfit(const PagedAttentionParams& p) {
   if (const char* const misfit = hopper_device_misfit()) return misfit;
   if (!is_vector_aligned(p.workspace)) return "the workspace is not aligned to 16 bytes";
   if (p.head_dim != 64 && p.head_dim != 128) return "head_dim is neither 64 nor 128";
-  if (p.cache.page_size % kRunKeys != 0) return "the page size is not a multiple of 16";
+  if (p.cache.page_size % kRunTokens != 0) return "the page size is not a multiple of 16";
+  if (!TileTensors::fit(p.cache, p.kv_heads))
+    return "the cache's strides are no rows of 64 columns";
   if (p.tokens > kMostItems) return "it has more than 4,096 tokens";
   const int64_t units = ceil_div(row_capacity(p.cache), kUnitKeys) + kPartCost;
   if (p.tokens * units * p.kv_heads > INT_MAX) return "sizes are beyond what 32 bits index";

@@ -45,7 +45,7 @@ struct StepTokens {
                   ? min(max(p.counts[kCountDecodeTokens], 0), static_cast<int>(p.tokens))
                   : 0),
         end(static_cast<int>(p.tokens)),
-        sharers(static_cast<int>(p.q_heads / p.kv_heads)),
+        sharers(static_cast<int>(p.q_heads) / static_cast<int>(p.kv_heads)),
         of_tile(kTileRows / sharers) {}
 
   __device__ bool starts_tile(int token) const { return (token - first) % of_tile == 0; }
@@ -65,7 +65,63 @@ struct Items {
   int32_t tokens[kMostItems];      // the first, and how many: kOneToken for each
   int32_t before[kMostItems + 1];  // units of the items before, of one KV head
   int32_t count;
+  int32_t starts[kMostItems / kWarpSize];  // items that begin in each 32 tokens; then before them
   int32_t warp_sums[kWarpSize];
+};
+
+// 32 tokens of a step, one of each lane of a warp, and the items that they belong to.
+struct TokenGroup {
+  Context own;      // of a dead token, or one that is not this op's: kNoRow
+  unsigned starts;  // a bit for each token that an item begins with
+  unsigned alive;
+  int32_t row_before;  // lane 0: of the token in front of all
+
+  // Asks for the tokens of group `number`. All of a warp's groups are asked for at once.
+  __device__ void load(const StepTokens& tokens, int number) {
+    const int token = token_of(number);
+    own = tokens.context(min(token, tokens.end - 1));
+    row_before = kNoRow;
+    if (threadIdx.x % kWarpSize == 0 && token > tokens.first)
+      row_before = tokens.context(token - 1).row;
+  }
+
+  __device__ void find_starts(const StepTokens& tokens, int number) {
+    const int token = token_of(number);
+    if (token < tokens.first || token >= tokens.end) own.row = kNoRow;
+    int32_t before = __shfl_up_sync(kFullWarp, own.row, 1);
+    if (threadIdx.x % kWarpSize == 0) before = row_before;
+    const bool is_alive = own.row != kNoRow;
+    starts = __ballot_sync(kFullWarp, is_alive && (own.row != before || tokens.starts_tile(token)));
+    alive = __ballot_sync(kFullWarp, is_alive);
+  }
+
+  // What the group has of an item, in the lane of its last token there; else no tokens.
+  struct Piece {
+    int item;  // of those that begin in the group; -1: the one that goes on from the group before
+    int first_token, tokens;
+    int32_t length;  // the longest context
+  };
+
+  __device__ Piece piece(int number) const {
+    const int lane = threadIdx.x % kWarpSize;
+    const unsigned upto = 0xffffffffu >> (kWarpSize - 1 - lane), begun = starts & upto;
+    const int first = begun != 0 ? kWarpSize - 1 - __clz(begun) : 0;
+    int32_t length = own.length;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const int32_t other = __shfl_up_sync(kFullWarp, length, offset);
+      if (lane - offset >= first) length = max(length, other);
+    }
+    const bool is_last = lane == kWarpSize - 1 || ((starts | ~alive) >> (lane + 1) & 1) != 0;
+    const bool is_piece = is_last && (alive >> lane & 1) != 0;
+    return {__popc(begun) - 1, token_of(number) - lane + first, is_piece ? lane - first + 1 : 0,
+            length};
+  }
+
+ private:
+  __device__ static int token_of(int number) {
+    return number * kWarpSize + static_cast<int>(threadIdx.x) % kWarpSize;
+  }
 };
 
 // The sum of the values of the threads before this one, and of all. All threads of the CTA must
@@ -90,61 +146,72 @@ __device__ SumsBefore sum_before(int value, int32_t* warp_sums) {
   return sums;
 }
 
+// Notes the step's items, with the units of each in `before`, and returns how many there are. All
+// threads of the CTA must call it.
+template <int kThreads>
+__device__ int note_items(const StepTokens& tokens, Items& items) {
+  constexpr int kWarps = kThreads / kWarpSize,
+                kMostEach = (kMostItems / kWarpSize + kWarps - 1) / kWarps;
+  const int thread = threadIdx.x, warp = thread / kWarpSize,
+            groups = (tokens.end + kWarpSize - 1) / kWarpSize;
+  TokenGroup own[kMostEach];
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    if (i * kWarps + warp < groups) own[i].load(tokens, i * kWarps + warp);
+  }
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    const int number = i * kWarps + warp;
+    if (number >= groups) continue;
+    own[i].find_starts(tokens, number);
+    if (thread % kWarpSize == 0) items.starts[number] = __popc(own[i].starts);
+  }
+  __syncthreads();
+  const int begun = thread < groups ? items.starts[thread] : 0;
+  const SumsBefore found = sum_before<kThreads>(begun, items.warp_sums);
+  if (thread < groups) items.starts[thread] = found.before;
+  __syncthreads();
+  // An item that began in an earlier group is added to once that has noted it.
+  for (const bool goes_on : {false, true}) {
+#pragma unroll
+    for (int i = 0; i < kMostEach; ++i) {
+      const int number = i * kWarps + warp;
+      if (number >= groups) continue;
+      const TokenGroup::Piece piece = own[i].piece(number);
+      if (piece.tokens == 0 || goes_on != (piece.item < 0)) continue;
+      const int item = items.starts[number] + piece.item,
+                units = (piece.length + kUnitKeys - 1) / kUnitKeys + kPartCost;
+      if (goes_on) {
+        atomicAdd(&items.tokens[item], Items::kOneToken * piece.tokens);
+        atomicMax(&items.before[item], units);
+      } else {
+        items.tokens[item] = Items::kOneToken * piece.tokens + piece.first_token;
+        items.before[item] = units;
+      }
+    }
+    __syncthreads();
+  }
+  return found.all;
+}
+
 // Finds the step's items. All threads of the CTA must call it.
 template <int kThreads>
 __device__ void list_items(const StepTokens& tokens, Items& items) {
-  constexpr int kMostEach = (kMostItems + kThreads - 1) / kThreads, kBatch = 4;
-  const int each = (tokens.end - tokens.first + kThreads - 1) / kThreads,
-            begin = tokens.first + static_cast<int>(threadIdx.x) * each,
-            count = max(min(each, tokens.end - begin), 0);
-  Context own[kMostEach + 1];  // behind the token before
-#pragma unroll
-  for (int base = 0; base <= kMostEach; base += kBatch) {
-    if (base > each) continue;
-#pragma unroll
-    for (int i = base; i < min(base + kBatch, kMostEach + 1); ++i) {
-      const int token = begin + i - 1;
-      own[i] = tokens.context(min(max(token, 0), tokens.end - 1));
-      if (token < tokens.first) own[i].row = kNoRow;
-    }
-  }
-  const auto starts = [&](int i) {
-    return own[i].row != kNoRow &&
-           (own[i].row != own[i - 1].row || tokens.starts_tile(begin + i - 1));
-  };
-  int started = 0;
-#pragma unroll
-  for (int i = 1; i <= kMostEach; ++i) {
-    if (i <= each) started += i <= count && starts(i);
-  }
-  const SumsBefore found = sum_before<kThreads>(started, items.warp_sums);
-  for (int i = threadIdx.x; i < found.all; i += kThreads) items.tokens[i] = items.before[i] = 0;
-  __syncthreads();
-  int item = found.before - 1;
-#pragma unroll
-  for (int i = 1; i <= kMostEach; ++i) {
-    if (i > each || i > count || own[i].row == kNoRow) continue;
-    const bool is_first = starts(i);
-    item += is_first;
-    atomicAdd(&items.tokens[item], Items::kOneToken + (is_first ? begin + i - 1 : 0));
-    atomicMax(&items.before[item], (own[i].length + kUnitKeys - 1) / kUnitKeys + kPartCost);
-  }
-  __syncthreads();
-  const int items_each = (found.all + kThreads - 1) / kThreads,
-            first_item = min(static_cast<int>(threadIdx.x) * items_each, found.all),
-            end_item = min(first_item + items_each, found.all);
+  const int count = note_items<kThreads>(tokens, items), each = (count + kThreads - 1) / kThreads,
+            begin = min(static_cast<int>(threadIdx.x) * each, count),
+            end = min(begin + each, count);
   int units = 0;
-  for (int i = first_item; i < end_item; ++i) units += items.before[i];
+  for (int i = begin; i < end; ++i) units += items.before[i];
   const SumsBefore counted = sum_before<kThreads>(units, items.warp_sums);
   int before = counted.before;
-  for (int i = first_item; i < end_item; ++i) {
+  for (int i = begin; i < end; ++i) {
     const int own = items.before[i];
     items.before[i] = before;
     before += own;
   }
   if (threadIdx.x == 0) {
-    items.count = found.all;
-    items.before[found.all] = counted.all;
+    items.count = count;
+    items.before[count] = counted.all;
   }
   __syncthreads();
 }

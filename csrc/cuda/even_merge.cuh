@@ -121,7 +121,7 @@ __device__ bool merge_parts(const PagedAttentionParams& p, const Part& part,
 // Turns the sums of the group's rows into outputs. They go by way of the rows' queries in shared
 // memory, which all of the group have read.
 template <typename Plan>
-__device__ void store_rows(const PagedAttentionParams& p, const Part& part,
+__device__ void store_rows(const PagedAttentionParams& p, const Part& part, int sharers,
                            const EvenSoftmax<Plan>& state, Bf16* staged) {
   const int lane = threadIdx.x % kWarpSize, pair = lane % 4 * 2;
 #pragma unroll
@@ -135,15 +135,15 @@ __device__ void store_rows(const PagedAttentionParams& p, const Part& part,
     }
   }
   __syncwarp();
-  const int group = static_cast<int>(p.q_heads / p.kv_heads), vector = lane % Plan::kVectors,
-            first = own_row() - lane / 4;
-  for (int i = lane / Plan::kVectors; i < 16; i += Plan::kStepRows) {
-    const int row = first + i;
-    if (row / group >= part.tokens) break;
-    Bf16* const out = static_cast<Bf16*>(p.out) + (part.first_token + row / group) * p.out_stride +
-                      (part.kv_head * group + row % group) * p.out_head_stride + vector * 8;
-    *reinterpret_cast<uint4*>(out) =
-        *reinterpret_cast<const uint4*>(staged + Plan::place(row, vector));
+  const int vector = lane % Plan::kVectors, first = own_row() - lane / 4 + lane / Plan::kVectors;
+  Bf16* const to = static_cast<Bf16*>(p.out) + part.first_token * p.out_stride +
+                   part.kv_head * sharers * p.out_head_stride + vector * 8;
+  QueryRow row(first, Plan::kStepRows, sharers);
+#pragma unroll
+  for (int i = 0; i < 16; i += Plan::kStepRows, row.advance()) {
+    if (row.token >= part.tokens) break;
+    *reinterpret_cast<uint4*>(to + row.token * p.out_stride + row.head * p.out_head_stride) =
+        *reinterpret_cast<const uint4*>(staged + Plan::place(first + i, vector));
   }
 }
 
@@ -157,12 +157,15 @@ __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
     const RowLengths lengths(tokens, part);
     Bf16* const queries = shared.queries[number % 2];
     EvenSoftmax<Plan> state;
+    wait_barrier(&shared.has_queries[number % 2], parity_of(number));
+    fence_async_shared();  // threads have copied them
     attend_part(p, part, lengths, queries, index, shared, state);
     index += part.end - part.begin;
     const int32_t* const poisoned = shared.poisoned[number % 2];
     if (poisoned[Plan::kHeadDim] != INT_MAX) spoil_sums(state, lengths, poisoned);
     sync_threads(kConsumerBarrier + own_group(), kWarpgroupThreads);  // all have read the queries
-    if (part.is_whole() || merge_parts(p, part, shared, state)) store_rows(p, part, state, queries);
+    if (part.is_whole() || merge_parts(p, part, shared, state))
+      store_rows(p, part, tokens.sharers, state, queries);
     arrive(&shared.queries_read[number % 2]);
   }
 }

@@ -135,7 +135,6 @@ __device__ void add_values(EvenSoftmax<Plan>& state, const EvenWeights& weights,
 // Waits for a tile, which instructions may read then.
 __device__ inline void wait_tile(Barrier& barrier, int index) {
   wait_barrier(&barrier, parity_of(index));
-  fence_async_shared();
 }
 
 // Tells the producer that this warp has read a tile.

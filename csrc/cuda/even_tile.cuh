@@ -11,6 +11,7 @@
 #include "cuda/even_multiply.cuh"
 #include "cuda/even_parts.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/tile_tensors.cuh"
 
 namespace photon::cuda {
 
@@ -18,8 +19,7 @@ constexpr int kEvenStages = 2;  // of keys, and of values
 constexpr int kConsumers = 2;   // warpgroups, each with half of a tile's rows
 constexpr int kProducerBarrier = 1, kConsumerBarrier = 2;  // and the one behind it: of warpgroups
 constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
-constexpr int kRunKeys = 16;  // keys that lie one after the other in memory, from a multiple on
-constexpr int kWarpRuns = kUnitKeys / kGroupWarps / kRunKeys;  // that a warp copies of a tile
+constexpr int kWarpRuns = kUnitKeys / kGroupWarps / kRunTokens;  // that a warp copies of a tile
 static_assert(kUnitKeys / kGroupWarps == kWarpSize);
 
 template <int kHeadDim_>
@@ -39,12 +39,6 @@ struct EvenPlan {
   static __device__ int place(int row, int vector) {
     return vector / 8 * kSlice + row * kSliceColumns + (vector % 8 ^ row % 8) * 8;
   }
-
-  // The same for the row `by` rows later. `by` must be a multiple of kStepRows, and row % 8 of the
-  // first row below kStepRows.
-  static __device__ int place_after(int place, int by) {
-    return (place ^ by % 8 * 8) + by * kSliceColumns;
-  }
 };
 
 template <typename Plan>
@@ -52,9 +46,9 @@ struct EvenShared {
   alignas(1024) Bf16 queries[2][Plan::kTile];  // later the outputs; of a part and of the next one
   alignas(1024) Bf16 keys[kEvenStages][Plan::kTile];
   alignas(1024) Bf16 values[kEvenStages][Plan::kTile];
-  Barrier has_keys[kEvenStages], has_values[kEvenStages];  // a tile is there (the first part's
-                                                           // queries with the first keys)
+  Barrier has_keys[kEvenStages], has_values[kEvenStages], has_queries[2];
   Barrier keys_read[kEvenStages], values_read[kEvenStages], queries_read[2];
+  Barrier has_raw_values;  // a tile of values in which the producer has to look first
   int32_t poisoned[2][Plan::kHeadDim + 1];  // of a part, by dim: the lowest position whose value
                                             // was not finite, and so was hidden; INT_MAX: none. Of
                                             // all dims, at the end
@@ -72,81 +66,83 @@ __device__ inline int warp_key() {
   return static_cast<int>(threadIdx.x) / kWarpSize % kGroupWarps * kWarpSize;
 }
 
+// A row of a tile: which of the part's tokens, and which of the query heads of its KV head. The
+// thread's next row is `step` rows later.
+struct QueryRow {
+  int token, head;
+
+  __device__ QueryRow(int row, int step, int sharers)
+      : token(row / sharers),
+        head(row % sharers),
+        sharers_(sharers),
+        step_tokens_(step / sharers),
+        step_heads_(step % sharers) {}
+
+  __device__ void advance() {
+    token += step_tokens_;
+    head += step_heads_;
+    if (head < sharers_) return;
+    head -= sharers_;
+    ++token;
+  }
+
+ private:
+  int sharers_, step_tokens_, step_heads_;
+};
+
 // Copies the queries of a part's rows. Rows that are in no token stay as they are.
 template <typename Plan>
-__device__ void copy_queries(const PagedAttentionParams& p, const Part& part, Bf16* to) {
+__device__ void copy_queries(const PagedAttentionParams& p, const Part& part, int sharers,
+                             Bf16* to) {
+  constexpr int kStep = kGroupWarps * Plan::kStepRows;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % kGroupWarps,
-            vector = lane % Plan::kVectors;
-  const int group = static_cast<int>(p.q_heads / p.kv_heads), rows = part.tokens * group;
-  for (int row = warp * Plan::kStepRows + lane / Plan::kVectors; row < rows;
-       row += kGroupWarps * Plan::kStepRows) {
-    const int64_t from = (part.first_token + row / group) * p.q_stride +
-                         (part.kv_head * group + row % group) * p.q_head_stride + vector * 8;
-    async_copy16(to + Plan::place(row, vector), static_cast<const Bf16*>(p.q) + from, true);
-  }
+            vector = lane % Plan::kVectors, first = warp * Plan::kStepRows + lane / Plan::kVectors;
+  const Bf16* const from = static_cast<const Bf16*>(p.q) + part.first_token * p.q_stride +
+                           part.kv_head * sharers * p.q_head_stride + vector * 8;
+  QueryRow row(first, kStep, sharers);
+  for (int i = first; row.token < part.tokens; i += kStep, row.advance())
+    async_copy16(to + Plan::place(i, vector),
+                 from + row.token * p.q_stride + row.head * p.q_head_stride, true);
 }
 
-// Where the keys lie that a warp copies, run by run; page -1: in no page, or behind the contexts.
+// Where the keys lie that a warp copies, run by run: of the tile's runs those that begin within the
+// contexts.
 struct KeyRuns {
   KvPlace of[kWarpRuns];
+  int count;
 };
 
 // Of the tile of keys that starts at `first_position`.
 __device__ inline KeyRuns look_up(const KvCache& cache, const Lengths& lengths,
                                   int32_t first_position) {
+  const int32_t first = first_position + warp_key();
   KeyRuns runs;
+  runs.count = min(max((lengths.most - first + kRunTokens - 1) / kRunTokens, 0), kWarpRuns);
 #pragma unroll
   for (int i = 0; i < kWarpRuns; ++i) {
-    const int32_t position = first_position + warp_key() + i * kRunKeys;
     runs.of[i] =
-        position < lengths.most ? find_place(cache, lengths.row, position) : KvPlace{-1, 0};
+        i < runs.count ? find_place(cache, lengths.row, first + i * kRunTokens) : KvPlace{-1, 0};
   }
   return runs;
 }
 
-// Starts the warp's copies of one run of keys, or of values: of `count` rows, which are so many
-// elements apart in `from`. The rows behind them become zeros.
+// Starts the warp's copies of a tile of keys, or of values, which count towards `barrier`. What is
+// in no page becomes zeros; behind the contexts there may be anything.
 template <typename Plan>
-__device__ void copy_run(const Bf16* from, int64_t stride, int count, Bf16* to) {
-  const int lane = threadIdx.x % kWarpSize, vector = lane % Plan::kVectors,
-            row = lane / Plan::kVectors;
-  const int first = Plan::place(row, vector);
-  from += row * stride + vector * 8;
-#pragma unroll
-  for (int i = 0; i < kRunKeys; i += Plan::kStepRows) {
-    async_copy16(to + Plan::place_after(first, i), from, row + i < count);
-    from += Plan::kStepRows * stride;
-  }
-}
-
-// Starts the warp's copies of a tile of keys, or of values, of which `left` rows belong to the
-// contexts. `from` is where the KV head begins in the cache.
-template <typename Plan>
-__device__ void copy_tile(const Bf16* from, int64_t page_stride, int64_t token_stride,
-                          const KeyRuns& runs, int32_t left, Bf16* to) {
+__device__ void copy_tile(const HalfTileMap& map, const TileTensor& tensor, int kv_head,
+                          const KeyRuns& runs, Bf16* to, Barrier* barrier) {
+  if (!is_elected()) return;
+  arrive_expecting(barrier, runs.count * kRunTokens * Plan::kHeadDim * sizeof(Bf16));
 #pragma unroll
   for (int i = 0; i < kWarpRuns; ++i) {
-    const KvPlace place = runs.of[i];
-    const bool is_there = place.page >= 0;
-    const int64_t offset = is_there ? place.page * page_stride + place.token * token_stride : 0;
-    const int key = warp_key() + i * kRunKeys;
-    copy_run<Plan>(from + offset, token_stride, is_there ? left - key : 0,
-                   to + key * kSliceColumns);
+    if (i >= runs.count) continue;
+    const int row = tensor.row(runs.of[i], kv_head), key = warp_key() + i * kRunTokens;
+#pragma unroll
+    for (int slice = 0; slice < Plan::kHeadDim / kSliceColumns; ++slice) {
+      copy_half_tile(to + slice * Plan::kSlice + key * kSliceColumns, map, row,
+                     kv_head * tensor.head_slices + slice, barrier, evict_normal());
+    }
   }
-}
-
-template <typename Plan>
-__device__ void copy_keys(const KvCache& cache, int kv_head, const KeyRuns& runs, int32_t left,
-                          Bf16* to) {
-  copy_tile<Plan>(static_cast<const Bf16*>(cache.k) + kv_head * cache.k_head_stride,
-                  cache.k_page_stride, cache.k_token_stride, runs, left, to);
-}
-
-template <typename Plan>
-__device__ void copy_values(const KvCache& cache, int kv_head, const KeyRuns& runs, int32_t left,
-                            Bf16* to) {
-  copy_tile<Plan>(static_cast<const Bf16*>(cache.v) + kv_head * cache.v_head_stride,
-                  cache.v_page_stride, cache.v_token_stride, runs, left, to);
 }
 
 // Whether one of two bf16 is not finite: its exponent is all ones.
@@ -154,29 +150,50 @@ __device__ inline bool is_odd(uint32_t pair) {
   return (((pair & 0x7f807f80u) + 0x00800080u) & 0x80008000u) != 0;
 }
 
-// Replaces values that are not finite by zeros, from position `least` on, and notes their positions
-// in `poisoned`. A row that does not attend to such a value would multiply it by a weight of zero,
-// which gives NaN; rows that do get their NaN from spoil_sums(). Each thread checks what it has
-// copied itself.
+// Replaces what is not finite in a vector of a value by zeros, and notes its position.
 template <typename Plan>
-__device__ void hide_values(Bf16* values, int32_t first_position, int32_t least,
-                            int32_t* poisoned) {
-  const int lane = threadIdx.x % kWarpSize, vector = lane % Plan::kVectors;
-  for (int i = 0; i < kWarpSize; i += Plan::kStepRows) {
-    const int row = warp_key() + lane / Plan::kVectors + i;
-    if (first_position + row < least) continue;
-    uint4* own = reinterpret_cast<uint4*>(values + Plan::place(row, vector));
-    uint32_t words[4] = {own->x, own->y, own->z, own->w};
-    if (!is_odd(words[0]) && !is_odd(words[1]) && !is_odd(words[2]) && !is_odd(words[3])) continue;
+__device__ void hide_vector(uint4* own, int vector, int32_t position, int32_t* poisoned) {
+  uint32_t words[4] = {own->x, own->y, own->z, own->w};
 #pragma unroll
-    for (int e = 0; e < 8; ++e) {
-      const uint32_t exponent = 0x7f80u << (e % 2 * 16);
-      if ((words[e / 2] & exponent) != exponent) continue;
-      words[e / 2] &= e % 2 == 0 ? 0xffff0000u : 0xffffu;
-      atomicMin(poisoned + vector * 8 + e, first_position + row);
-      atomicMin(poisoned + Plan::kHeadDim, first_position + row);
+  for (int e = 0; e < 8; ++e) {
+    const uint32_t exponent = 0x7f80u << (e % 2 * 16);
+    if ((words[e / 2] & exponent) != exponent) continue;
+    words[e / 2] &= e % 2 == 0 ? 0xffff0000u : 0xffffu;
+    atomicMin(poisoned + vector * 8 + e, position);
+    atomicMin(poisoned + Plan::kHeadDim, position);
+  }
+  *own = uint4{words[0], words[1], words[2], words[3]};
+}
+
+// Clears the values behind the contexts, and those that are not finite from position
+// `lengths.least` on, whose positions it notes in `poisoned`. A row that does not attend to such a
+// value would multiply it by a weight of zero, which gives NaN; rows that do get their NaN from
+// spoil_sums(). Each warp looks at what it has copied itself.
+template <typename Plan>
+__device__ void hide_values(Bf16* values, int32_t first_position, const Lengths& lengths,
+                            int32_t* poisoned) {
+  constexpr int kAtOnce = 4;
+  const int lane = threadIdx.x % kWarpSize, vector = lane % Plan::kVectors,
+            first = warp_key() + lane / Plan::kVectors;
+  for (int base = 0; base < kWarpSize; base += kAtOnce * Plan::kStepRows) {
+    uint4* own[kAtOnce];
+    bool is_bad[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      own[i] = reinterpret_cast<uint4*>(values +
+                                        Plan::place(first + base + i * Plan::kStepRows, vector));
+      const uint4 v = *own[i];
+      is_bad[i] = is_odd(v.x) || is_odd(v.y) || is_odd(v.z) || is_odd(v.w);
     }
-    *own = uint4{words[0], words[1], words[2], words[3]};
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int32_t position = first_position + first + base + i * Plan::kStepRows;
+      if (position >= lengths.most) {
+        *own[i] = uint4{};
+      } else if (is_bad[i] && position >= lengths.least) {
+        hide_vector<Plan>(own[i], vector, position, poisoned);
+      }
+    }
   }
 }
 
@@ -202,11 +219,12 @@ __device__ inline NextPart prepare_part(const PagedAttentionParams& p, const Ste
 // part it finds out while it copies the one before; of the first, while the kernels before still
 // run.
 template <typename Plan>
-__device__ void produce(const PagedAttentionParams& p, const StepTokens& tokens, Share share,
-                        EvenShared<Plan>& shared) {
+__device__ void produce(const PagedAttentionParams& p, const TileTensors& tensors,
+                        const StepTokens& tokens, Share share, EvenShared<Plan>& shared) {
   NextPart next = prepare_part(p, tokens, share);
   wait_for_earlier();
-  for (int number = 0, index = 0; next.is_there; ++number) {
+  fence_async_global();
+  for (int number = 0, index = 0, looked_into = 0; next.is_there; ++number) {
     const Part part = next.part;
     const Lengths lengths = next.lengths;
     KeyRuns runs = next.runs;
@@ -215,29 +233,30 @@ __device__ void produce(const PagedAttentionParams& p, const StepTokens& tokens,
     for (int d = threadIdx.x % kWarpgroupThreads; d <= Plan::kHeadDim; d += kWarpgroupThreads)
       poisoned[d] = INT_MAX;
     sync_threads(kProducerBarrier, kWarpgroupThreads);
-    copy_queries<Plan>(p, part, shared.queries[number % 2]);
+    copy_queries<Plan>(p, part, tokens.sharers, shared.queries[number % 2]);
+    arrive_when_copied(&shared.has_queries[number % 2]);
     for (int unit = part.begin; unit < part.end; ++unit, ++index) {
       const int stage = stage_of(index);
-      const int32_t first_position = unit * kUnitKeys, left = lengths.most - first_position;
+      const int32_t first_position = unit * kUnitKeys;
       const KeyRuns own = runs;
       wait_barrier(&shared.keys_read[stage], parity_of(index) ^ 1);
-      copy_keys<Plan>(p.cache, part.kv_head, own, left, shared.keys[stage]);
-      arrive_when_copied(&shared.has_keys[stage]);
+      copy_tile<Plan>(tensors.k_map, tensors.k, part.kv_head, own, shared.keys[stage],
+                      &shared.has_keys[stage]);
       if (unit + 1 < part.end) {
         runs = look_up(p.cache, lengths, first_position + kUnitKeys);
       } else {
         next = prepare_part(p, tokens, share);
       }
       wait_barrier(&shared.values_read[stage], parity_of(index) ^ 1);
-      copy_values<Plan>(p.cache, part.kv_head, own, left, shared.values[stage]);
-      if (first_position + kUnitKeys <= lengths.least) {
-        arrive_when_copied(&shared.has_values[stage]);
-        continue;
-      }
-      commit_copies();
-      wait_copies<0>();
-      hide_values<Plan>(shared.values[stage], first_position, lengths.least, poisoned);
-      arrive(&shared.has_values[stage]);
+      const bool ends = first_position + kUnitKeys > lengths.least;
+      copy_tile<Plan>(tensors.v_map, tensors.v, part.kv_head, own, shared.values[stage],
+                      ends ? &shared.has_raw_values : &shared.has_values[stage]);
+      if (!ends) continue;
+      wait_barrier(&shared.has_raw_values, looked_into++ % 2);
+      hide_values<Plan>(shared.values[stage], first_position, lengths, poisoned);
+      fence_async_shared();
+      __syncwarp();
+      if (threadIdx.x % kWarpSize == 0) arrive(&shared.has_values[stage]);
     }
   }
 }

@@ -72,7 +72,7 @@ template <int kHeadDim>
 int launch_warps(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(kSmWarps * (sizeof(WarpShared<kHeadDim>) + kReservedBytes) <= kSmBytes);
   TileTensors tensors(p.cache);
-  if (const int error = tensors.make_maps<kHeadDim>(p.cache)) return error;
+  if (const int error = tensors.make_maps(p.cache, kHeadDim / kSliceColumns)) return error;
   LaunchShape shape{sms() * kSmWarps, kWarpSize};
   shape.shared_bytes = sizeof(WarpShared<kHeadDim>);
   shape.pdl = p.pdl;

@@ -8,66 +8,14 @@
 // once a step, so L2 makes room of it first; without that the copies of many tokens arrive a tenth
 // slower.
 #pragma once
-#include "cuda/half_tile_map.cuh"
 #include "cuda/residency.cuh"
 #include "cuda/split_attention.cuh"
 #include "cuda/split_ranges.cuh"
+#include "cuda/tile_tensors.cuh"
 
 namespace photon::cuda {
 
-// Keys or values of the cache as a tensor of rows of a token's stride: where pages and heads begin.
-struct TileTensor {
-  int page_rows, head_rows, head_slices;
-
-  // Whether strides (in elements) are whole rows, or whole slices within a row.
-  static bool fits(int64_t page, int64_t token, int64_t head, int64_t kv_heads, int64_t pages) {
-    const bool is_row = token > 0 && token % kSliceColumns == 0 && page % token == 0 &&
-                        page / token * pages < INT32_MAX / 2;
-    return is_row && (head % token == 0 || (head % kSliceColumns == 0 && head * kv_heads <= token));
-  }
-
-  TileTensor(int64_t page, int64_t token, int64_t head)
-      : page_rows(static_cast<int>(page / token)),
-        head_rows(static_cast<int>(head / token)),
-        head_slices(static_cast<int>(head % token / kSliceColumns)) {}
-
-  __device__ int row(int32_t page, int32_t head, int32_t token) const {
-    return page * page_rows + head * head_rows + token;
-  }
-};
-
-// Both, a kernel parameter.
-struct TileTensors {
-  HalfTileMap k_map = {}, v_map = {};
-  TileTensor k, v;
-
-  static bool fit(const KvCache& c, int64_t kv_heads) {
-    return TileTensor::fits(c.k_page_stride, c.k_token_stride, c.k_head_stride, kv_heads,
-                            c.num_pages) &&
-           TileTensor::fits(c.v_page_stride, c.v_token_stride, c.v_head_stride, kv_heads,
-                            c.num_pages);
-  }
-
-  explicit TileTensors(const KvCache& c)
-      : k(c.k_page_stride, c.k_token_stride, c.k_head_stride),
-        v(c.v_page_stride, c.v_token_stride, c.v_head_stride) {}
-
-  // Returns the CUDA error. A map's rows are all positions of all heads, or of the first one alone
-  // where rows have the heads side by side.
-  template <int kHeadDim>
-  int make_maps(const KvCache& c) {
-    const auto make = [&](HalfTileMap& map, const void* base, const TileTensor& tensor,
-                          int64_t token_stride) {
-      return make_half_tile_map(map, kHeadDim / kSliceColumns, base, tensor.page_rows * c.num_pages,
-                                token_stride, token_stride, kTileTokens);
-    };
-    const int error = make(k_map, c.k, k, c.k_token_stride);
-    return error != 0 ? error : make(v_map, c.v, v, c.v_token_stride);
-  }
-};
-
 // How a lone warp divides a head.
-
 template <int kHeadDim>
 struct WarpShape {
   static constexpr int kTiles = kWarpGroupTokens / kTileTokens;  // of a step

@@ -8,6 +8,7 @@ for the CUDA one, on a GPU or emulated.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -213,6 +214,35 @@ def test_other_head_dims_and_pages_run_chunk_attention(
     q, step = queries(64, 4, head_dim, device), tokens_and_segments(spans, device)
     workspace = make_workspace(head_dim, device)
     assert_same_bits(attend(q, cache, *step, workspace), attend(q, cache, *step, None))
+
+
+def with_strides(cache: Cache, gap: int) -> Cache:
+    """A copy whose heads stand side by side in a token, `gap` elements from token to token."""
+    pages, page_size, heads, head_dim = cache.k.shape
+
+    def copy(x: Tensor) -> Tensor:
+        wide = x.new_full((pages, page_size, heads * head_dim + gap), torch.nan)
+        return wide[:, :, : heads * head_dim].view(x.shape).copy_(x)
+
+    return replace(cache, k=copy(cache.k), v=copy(cache.v))
+
+
+@pytest.mark.parametrize("gap", [0, 64])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_bits_do_not_depend_on_how_the_cache_lies(device: str, head_dim: int, gap: int) -> None:
+    spans = [(1, 60, 64), (2, 0, 33)]
+    cache = filled_rows(spans, 2, head_dim, device)
+    q, step = queries(97, 6, head_dim, device), tokens_and_segments(spans, device)
+    step = (*step, make_workspace(head_dim, device))
+    assert_same_bits(attend(q, with_strides(cache, gap), *step), attend(q, cache, *step))
+
+
+def test_rows_that_a_tensor_copy_does_not_take_run_chunk_attention(device: str) -> None:
+    spans = [(1, 60, 64)]
+    cache = with_strides(filled_rows(spans, 1, 64, device), 8)
+    q, step = queries(64, 4, 64, device), tokens_and_segments(spans, device)
+    even = attend(q, cache, *step, make_workspace(64, device))
+    assert_same_bits(even, attend(q, cache, *step, None))
 
 
 def test_a_step_of_too_many_tokens_runs_chunk_attention(device: str) -> None:
