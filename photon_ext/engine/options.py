@@ -82,13 +82,13 @@ class EngineOptions:
             answer again up to where it was.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
-            layers of steps of more than 128 tokens (256 rows that decode alone, with layers of up
-            to 32 Mi weights; 64 on 10.0) without `exact`, and attends in prefill by matrix
-            instructions (bfloat16, 8.0 or newer); without `exact` prompts, and more than 32 rows
-            that decode, by kernels whose bits depend on the step. "portable" runs the others. The
-            two sum in different orders, and what `exact` promises holds with each of them; with
-            `exact` hopper is refused where it does not take the whole model. None: hopper where the
-            device runs it and the model is bfloat16.
+            layers of steps of more than 128 tokens (256 with layers of up to 32 Mi weights, 64 on
+            10.0) without `exact`, and attends in prefill by matrix instructions (bfloat16, 8.0 or
+            newer); without `exact` prompts, and more than 32 rows that decode, by kernels whose
+            bits depend on the step. "portable" runs the others. The two sum in different orders,
+            and what `exact` promises holds with each of them; with `exact` hopper is refused where
+            it does not take the whole model. None: hopper where the device runs it and the model is
+            bfloat16.
         kernel_plan: which kernels run, as models.kernel_plan.plan_kernels makes it and
             dataclasses.replace changes it; then leave out `exact` and `backend`. None: the plan
             that these two choose.

@@ -14,7 +14,7 @@ from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.attention import most_ctas
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import decode_batch_tokens
+from photon_ext.models.kernel_plan import most_batch_tokens
 from photon_ext.models.lora import LoraShape
 from photon_ext.models.region import RegionConfig
 from photon_ext.runtime.step_keys import step_keys
@@ -191,7 +191,7 @@ class SizedModel(NamedTuple):
         """Those of a batch's linears and of attention, with what `plan_kernels` chooses for an
         H200; `exact` and other GPUs have smaller ones, or none.
         """
-        c, batch = self.config, min(tokens, decode_batch_tokens(self.config))
+        c, batch = self.config, min(tokens, most_batch_tokens(self.config))
         return 4 * (
             ops.linear_norm_workspace_words(batch, c.hidden)
             + ops.attention_workspace_words(segments, c.q_heads, c.kv_heads, c.head_dim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,8 @@ FUSED_TOKENS = 64
 # And steps of so many go through the Hopper linears for a batch instead: faster than the fused ones
 # and than torch's products up to the size of a 4B, and as fast with an 8B (FINDINGS)
 LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
-# And decode steps of so many where a layer has no more weights than that, and a product is mostly
-# its begin and its end: a 0.6B gains 4 to 7 %, a 1B and a 4B lose. Not steps with prompts: there
-# torch's way has both attentions side by side
+# And of so many where a layer has no more weights than that, and a product is mostly its begin and
+# its end: a 0.6B gains 4 to 7 %, a 1B and a 4B lose
 NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 BATCH_CAPABILITY = (9, 0)
 HEAD_DIMS = (64, 96, 128, 256)  # those of split_attention.h and chunk_attention.h
@@ -184,14 +183,14 @@ def plan_kernels(
         return KernelPlan(False, plain, plain)
     fits = linears_misfit(config, target, dtype) is None
     batch = torch_too and batch_misfit(config, target, dtype) is None
-    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, BATCH_TOKENS if batch else 0)
-    decode = replace(fused, batch_tokens=decode_batch_tokens(config)) if batch else fused
+    most = most_batch_tokens(config) if batch else 0
+    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, most)
     chunks = fused if fits else plain
-    return KernelPlan(True, decode, chunks, even=torch_too, batch_attention=torch_too)
+    return KernelPlan(True, fused, chunks, even=torch_too, batch_attention=torch_too)
 
 
-def decode_batch_tokens(config: ModelConfig) -> int:
-    """Decode steps of up to so many rows go through a batch's linears."""
+def most_batch_tokens(config: ModelConfig) -> int:
+    """Steps of up to so many tokens go through a batch's linears."""
     weights = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
     return NARROW_BATCH_TOKENS if weights <= NARROW_LAYER_WEIGHTS else BATCH_TOKENS
 

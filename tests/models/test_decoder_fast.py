@@ -383,10 +383,12 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
 ) -> None:
     if not hopper_runs():
         pytest.skip("the Hopper kernels do not run on this GPU")
-    sizes = {"max_len": len(LONG), "max_step_tokens": len(LONG)}
+    ids = 2 * LONG
+    assert len(ids) > NARROW_BATCH_TOKENS
+    sizes = {"max_len": len(ids), "max_step_tokens": len(ids)}
     exact = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes)
     usual = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes, exact=False)
-    short, whole = [Chunk(1, 0, LONG[: LEAST_BATCH_TOKENS - 1])], [Chunk(1, 0, LONG)]
+    short, whole = [Chunk(1, 0, ids[: LEAST_BATCH_TOKENS - 1])], [Chunk(1, 0, ids)]
     assert torch.equal(usual.prefill(short), exact.prefill(short))
     assert not products
     expected = usual.prefill(whole)
