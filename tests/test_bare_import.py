@@ -147,6 +147,22 @@ print(*tokens.values())
     assert out.strip() == "[5, 6, 7] [8, 9]"
 
 
+def test_benchmarks_with_random_weights_need_torch_alone(run: Run) -> None:
+    out = run(
+        """
+import torch
+from photon_ext.models import loader
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.decoder import Decoder
+from photon_ext.models.weights import random_weights
+config = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
+decoder = Decoder(config, random_weights(config), 4, 4, 16, 16, 4)
+print(decoder.activation_bytes > 0)
+"""
+    )
+    assert out.strip() == "True"
+
+
 def test_a_timeline_needs_torch_alone(run: Run) -> None:
     """All but the PNG, which needs matplotlib."""
     out = run(

@@ -1,4 +1,6 @@
-"""The command line in a process of its own: what a terminal, a pipe or a script sees."""
+"""The command line in a process of its own: what a terminal, a pipe or a script sees. Where the
+test is not about how a process begins, it is one that has torch already.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +12,39 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import environment, save_with_words
+from tests.forked import run_script
+
+# What is done to a process's streams before it begins.
+STREAMS = {
+    "": "",
+    "2>&1": "os.dup2(1, 2)",
+    "> /dev/full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
+    "2> /dev/full": "os.dup2(os.open('/dev/full', os.O_WRONLY), 2)",
+    "2>&-": "os.close(2); sys.stderr = None",
+}
+
+
+def generate(*arguments: str) -> list[str]:
+    return ["generate", *arguments, "--device", "cpu"]
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "photon_ext", "generate", *arguments, "--device", "cpu"]
+    return [sys.executable, "-m", "photon_ext", *generate(*arguments)]
+
+
+def forked(arguments: list[str], streams: str) -> subprocess.CompletedProcess[str]:
+    """The command in a fork that has torch, with its streams as a shell sends them somewhere."""
+    return run_script(f"""
+import os, sys
+{STREAMS[streams]}
+from photon_ext.cli import main
+sys.exit(main({arguments}))
+""")
 
 
 def test_the_summary_has_a_line_of_its_own_where_both_streams_are_one_pipe(model: str) -> None:
-    line = command("w5 w6", "--model", model, "--max-new-tokens", "5")
-    done = subprocess.run(
-        line,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    line = generate("w5 w6", "--model", model, "--max-new-tokens", "5")
+    done = forked(line, "2>&1")
     text, summary = done.stdout.splitlines()
     assert done.returncode == 0
     assert text.startswith("w")
@@ -33,15 +52,8 @@ def test_the_summary_has_a_line_of_its_own_where_both_streams_are_one_pipe(model
 
 
 def test_the_meters_last_line_is_one_of_its_own_where_both_streams_are_one_pipe(model: str) -> None:
-    line = command("w5 w6", "--model", model, "--max-new-tokens", "5", "--meter")
-    done = subprocess.run(
-        line,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=120,
-    )
+    line = generate("w5 w6", "--model", model, "--max-new-tokens", "5", "--meter")
+    done = forked(line, "2>&1")
     assert done.returncode == 0
     assert [text[:8] for text in done.stdout.splitlines()[-2:]] == ["[meter] ", "[5 token"]
 
@@ -80,13 +92,7 @@ if {when == "while it runs"}:
 arguments = ["generate", "w5", "--model", {model!r}, "--device", "cpu"]
 sys.exit(cli.main([*arguments, "--max-new-tokens", "200"]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_script(program)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
@@ -109,9 +115,10 @@ def test_a_full_disk_is_told_in_one_line(model: str, what: str) -> None:
         if "generate" in words
         else []
     )
-    done = shell(
-        [sys.executable, "-m", "photon_ext", words[0], *options, *words[1:]], "> /dev/full"
-    )
+    if what == "--help":  # needs no torch
+        done = shell([sys.executable, "-m", "photon_ext", what], "> /dev/full")
+    else:
+        done = forked([words[0], *options, *words[1:]], "> /dev/full")
     name = "photon-ext" if what == "--help" else f"photon-ext {words[0]}"
     told = (
         f"{name}: stdout cannot be written (No space left on device); send it to where there "
@@ -125,13 +132,13 @@ def test_a_full_disk_is_told_in_one_line(model: str, what: str) -> None:
     ("option", "streams"), [("--raw", "2>&-"), ("--meter", "2>&-"), ("--meter", "2> /dev/full")]
 )
 def test_without_a_stderr_there_is_the_text_alone(model: str, streams: str, option: str) -> None:
-    done = shell(command("w5 w6", "--model", model, "--max-new-tokens", "5", option), streams)
+    done = forked(generate("w5 w6", "--model", model, "--max-new-tokens", "5", option), streams)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"w\d+( w\d+){4}\n", done.stdout)
 
 
 def test_without_a_stderr_mistakes_are_told_nowhere_else(model: str) -> None:
-    done = shell(command("w5", "--model", model, "--depth", "3"), "2>&-")
+    done = forked(generate("w5", "--model", model, "--depth", "3"), "2>&-")
     assert (done.returncode, done.stdout) == (2, "")
 
 

@@ -4,8 +4,6 @@ inline backends).
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 
 from photon_ext import _C
+from tests.forked import run_script
 
 
 def zeros(words: int = 1) -> torch.Tensor:
@@ -228,9 +227,7 @@ graph.keep_alive([asleep])
 replaying.launch(graph)
 print("end of the program", flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = run_script(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end of the program\nworked\n", "")
 
 
@@ -239,6 +236,7 @@ def test_a_stream_that_is_kept_forever_is_not_destroyed():
     program = """
 import os
 from photon_ext import _C
+from tests.forked import run_script
 
 def threads():
     return len(os.listdir("/proc/self/task"))
@@ -252,9 +250,7 @@ stream.keep_forever()
 del stream
 print(threads() - before)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = run_script(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n1\n", "")
 
 
@@ -324,7 +320,7 @@ print("parent goes on")
 
 
 def test_a_forked_child_is_told_and_ends_and_the_parent_goes_on() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=30)
+    done = run_script(FORK)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "this host stream belongs to the process that was forked; use a fresh process instead "

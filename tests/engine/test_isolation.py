@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -25,6 +23,7 @@ from photon_ext.sampling import SamplingParams
 from photon_ext.testing import SimRuntime, ToyForward
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
+from tests.forked import run_script
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
@@ -407,7 +406,7 @@ WEIGHTS = random_weights(CONFIG, torch.float32)
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_in_a_forked_process_the_engine_says_so_and_what_it_advises_works() -> None:
-    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=120)
+    done = run_script(FORK)
     assert (done.returncode, done.stdout.split()) == (0, ["7", "2"]), done.stderr
 
 

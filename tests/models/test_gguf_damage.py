@@ -5,8 +5,6 @@ Each is refused by name, before it is believed.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 from photon_ext.errors import ModelError
 from photon_ext.models.gguf_file import GgufFile
 from photon_ext.models.loader import load_model
+from tests.forked import run_script
 from tests.models.tiny import tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -76,18 +75,17 @@ def test_a_lying_count_does_not_take_time_or_memory(path: Path) -> None:
     lie(path, metadata(path, "tokenizer.ggml.token_type"), ARRAY_COUNT, 2**29)
     with path.open("r+b") as file:
         file.truncate(2**32)  # sparse
-    code = (
-        "import resource, sys\nfrom pathlib import Path\n"
-        "from photon_ext.models.gguf_file import GgufFile\n"
-        "resource.setrlimit(resource.RLIMIT_CPU, (20, 20))\n"
-        "try:\n    GgufFile(Path(sys.argv[1]))\nexcept ValueError as error:\n    print(error)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    )
+    code = f"""
+import resource
+from pathlib import Path
+from photon_ext.models.gguf_file import GgufFile
+resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+try:
+    GgufFile(Path({str(path)!r}))
+except ValueError as error:
+    print(error)
+"""
+    result = run_script(code)
     assert "536870912 elements of an array" in result.stdout, result.stderr
     assert "expected up to 16777216" in result.stdout
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from photon_ext.errors import ModelError, RequestError
 from photon_ext.models.tokenizer import Tokenizer
 from photon_ext.models.tokenizer_file import growth
+from tests.forked import run_script
 from tests.models.test_tokenizer import saved_tokenizer
 
 BPE = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
@@ -86,13 +85,15 @@ def test_a_prefix_that_made_the_library_end_the_process(tmp_path: Path) -> None:
         "merges": ["a é"],
         "continuing_subword_prefix": "x",
     }
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom photon_ext.models.tokenizer import Tokenizer\n"
-        "try:\n    Tokenizer.from_directory(Path(sys.argv[1]))\nexcept ValueError as error:\n    "
-        "print(error)"
-    )
-    command = [sys.executable, "-c", code, str(written(tmp_path, model=model))]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    code = f"""
+from pathlib import Path
+from photon_ext.models.tokenizer import Tokenizer
+try:
+    Tokenizer.from_directory(Path({str(written(tmp_path, model=model))!r}))
+except ValueError as error:
+    print(error)
+"""
+    result = run_script(code)
     assert result.returncode == 0, result.stderr[-2000:]
     assert (
         "the merge 'a é' continues no word, expected two tokens, the second with the prefix 'x'"

@@ -15,6 +15,7 @@ import pytest
 
 from photon_ext.observe.live import PlainView, RichView, open_view, rows
 from photon_ext.sampling import SamplingParams
+from tests.forked import run_script
 from tests.observe.test_meter import scripted
 
 LINE = re.compile(
@@ -111,11 +112,11 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder: Path = tmp_path_factory.mktemp("tiny")
     save_with_words(folder, "w")
     options = f"--meter --model {folder} --device cpu --max-new-tokens 7".split()
-    return [sys.executable, "-m", "photon_ext", "generate", "w5 w6 w7", *options]
+    return ["generate", "w5 w6 w7", *options]
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return run_script(f"import sys; from photon_ext.cli import main; sys.exit(main({command}))")
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +141,11 @@ def test_in_a_terminal_the_text_stands_under_the_table_at_the_end(
     text = plain.stdout.strip()
     primary, secondary = pty.openpty()
     running = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, close_fds=True
+        [sys.executable, "-m", "photon_ext", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=secondary,
+        stderr=secondary,
+        close_fds=True,
     )
     os.close(secondary)
     shown = b""

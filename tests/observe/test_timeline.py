@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -46,10 +44,6 @@ def traced(depth: int, params: SamplingParams = PLAIN) -> Timeline:
         with timeline() as recording:
             served.generate([[1, 2, 3]] * 2, params)
     return recording
-
-
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -308,7 +302,7 @@ def test_a_timeline_that_has_recorded_nothing_says_so_and_one_records_once(tmp_p
 
 
 def test_a_recording_says_nothing_on_stderr() -> None:
-    done = run("""
+    done = run_script("""
 import torch
 from photon_ext.observe import timeline
 with timeline(): torch.ones(3).sum()
@@ -343,7 +337,7 @@ print(len(after.records.ops) > 0)
     ids=["never ended", "in a thread", "ended at exit", "ended after exit"],
 )
 def test_a_process_that_ends_inside_a_timeline_ends_as_it_would(opened: str) -> None:
-    done = run(f"""
+    done = run_script(f"""
 import atexit, sys, threading
 from contextlib import ExitStack
 import torch

@@ -7,12 +7,12 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
+from tests.forked import run_script
 
 # as /proc/cpuinfo names what -march=x86-64-v3 and v4 use
 V3 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
@@ -35,7 +35,7 @@ def runnable_isas() -> list[str]:
 
 ASKED = (None, "", "baseline", "avx2", "avx512", "AVX2", "sse")
 SCRIPT = f"""
-import json, os, torch
+import json, os
 os.environ.pop("PHOTON_CPU_ISA", None)
 for isa in {ASKED!r}:
     if isa is not None:
@@ -55,7 +55,7 @@ for isa in {ASKED!r}:
 @pytest.fixture(scope="module")
 def said() -> dict[str | None, str]:
     """What a process with each PHOTON_CPU_ISA says: forks of one that has torch already."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True)
+    done = run_script(SCRIPT)
     assert done.returncode == 0, done.stderr
     return dict(map(json.loads, done.stdout.splitlines()))
 
