@@ -161,14 +161,12 @@ def test_trace_of_a_stop_that_leaves_a_zombie() -> None:
         (Request((1, 2, 3), 9, stop_token_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),),
     ],
 )
-@pytest.mark.parametrize("races", [True, False])
-def test_ping_pong_is_right_under_every_interleaving(
-    asked: tuple[Request, ...], races: bool
-) -> None:
+def test_ping_pong_is_right_under_every_interleaving(asked: tuple[Request, ...]) -> None:
+    """Values are compared, and races reported: with those let be, it would find no more."""
     expected = [MODEL.generate(request) for request in asked]
 
     def scenario(chooser: Chooser) -> None:
-        assert Driver(SimRuntime(2, 12, chooser=chooser, check_races=races)).run(*asked) == expected
+        assert Driver(SimRuntime(2, 12, chooser=chooser)).run(*asked) == expected
 
     found = explore(scenario)
     assert found.exhausted
