@@ -8,7 +8,7 @@ import gc
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,16 @@ def _automata_have_time() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patient = partial(AutomatonLimits, seconds=60.0)
         patch.setattr(grammar_compiler, "AutomatonLimits", patient)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _a_vocabulary_is_made_once() -> Iterator[None]:
+    """For all engines of a tokenizer: it takes half a second."""
+    from photon_ext.models import grammar_vocabulary as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "grammar_vocabulary", cache(module.grammar_vocabulary))
         yield
 
 
