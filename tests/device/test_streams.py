@@ -236,7 +236,6 @@ def test_a_stream_that_is_kept_forever_is_not_destroyed():
     program = """
 import os
 from photon_ext import _C
-from tests.forked import run_script
 
 def threads():
     return len(os.listdir("/proc/self/task"))
