@@ -6,6 +6,10 @@ from collections.abc import Hashable
 from typing import TypeAlias
 
 SLOWDOWN = 2.0  # of a mixed step: so many times as long as its decode rows alone, at most
+SPARING_SLOWDOWN, SPARING = (
+    2.5,
+    0.9,
+)  # the same, where a prompt token takes so much less beyond that
 DEAR = 1.5  # where the smallest share takes more, it is not for its tokens alone
 SLACK = 1.25  # times as long as the smallest share, where that is more
 WEIGHT = 1 / 8  # of a measurement in a smoothed time
@@ -25,7 +29,9 @@ class CostTable:
 
     Mixing itself has a price, which may be most of what the smallest share takes. So those shares
     are allowed, too, which take hardly longer than that one, within SLACK; and where it is DEAR, a
-    larger share is expected to take no longer, until it is measured.
+    larger share is expected to take no longer, until it is measured. And up to SPARING_SLOWDOWN a
+    share is allowed that spares the rows time in all: a prompt takes fewer steps, and each of its
+    tokens less of what steps take beyond their rows (SPARING of it, at most).
 
     Attributes:
         shares: the numbers of prompt tokens to choose from, ascending.
@@ -50,18 +56,27 @@ class CostTable:
 
     def allowed(self, rows: Rows, slowdown: float = SLOWDOWN) -> int:
         """The largest share with which a step of so many decode rows takes at most `slowdown` times
-        as long as they do alone; at least the smallest.
+        as long as they do alone, or one that spares them time; at least the smallest.
         """
         alone, best = self._alone(rows), self.shares[0]
-        if alone is None and (rows, best) in self._us:
-            return self.shares[:2][-1]  # two shares will tell what the rows take alone
-        limit = self._limit(rows, slowdown)
+        if alone is None:  # two shares will tell
+            return self.shares[:2][-1] if (rows, best) in self._us else best
+        limit, most = (self._limit(rows, alone, by) for by in (slowdown, SPARING_SLOWDOWN))
         for share in self.shares[1:]:
             us = self._us.get((rows, share)) or self._expected(rows, best, share)
-            if limit is None or us is None or us > limit:
+            if us is None or us > most:
+                break
+            if us > limit and not self._spares(rows, alone, best, share, us):
                 break
             best = share
         return best
+
+    def _spares(self, rows: Rows, alone: float, share: int, larger: int, us: float) -> bool:
+        """Whether a larger share, whose steps take `us`, takes less beyond the rows alone for each
+        of its tokens than `share`.
+        """
+        known = self._us.get((rows, share))
+        return known is not None and (us - alone) / larger < SPARING * (known - alone) / share
 
     def _bound_smaller(self, rows: Rows, share: int) -> None:
         """Fewer tokens take no longer: so one slow step with a share that is not used any more does
@@ -79,8 +94,11 @@ class CostTable:
         larger = next((size for size in self.shares if size > share), 0)
         if (known := self._us.get((rows, larger))) is None:  # as nearly always
             return
-        limit, expected = self._limit(rows), self._expected(rows, share, larger)
-        if limit is None or expected is None or expected >= known or known <= limit:
+        alone, expected = self._alone(rows), self._expected(rows, share, larger)
+        if alone is None or expected is None:
+            return
+        limit = self._limit(rows, alone)
+        if expected >= known or known <= limit:
             return
         self._us[rows, larger] = known + DOUBT * (expected - known)
         if self._us[rows, larger] <= limit:
@@ -99,12 +117,9 @@ class CostTable:
             return None
         return shorter - max(longer - shorter, 0.0) * less / (more - less)
 
-    def _limit(self, rows: Rows, slowdown: float = SLOWDOWN) -> float | None:
-        """How long a mixed step may take; None: that is not known yet."""
-        alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
-        if alone is None:
-            return None
-        return max(slowdown * alone, SLACK * (least or 0.0))
+    def _limit(self, rows: Rows, alone: float, slowdown: float = SLOWDOWN) -> float:
+        """How long a mixed step may take."""
+        return max(slowdown * alone, SLACK * self._us.get((rows, self.shares[0]), 0.0))
 
     def _is_dear(self, rows: Rows) -> bool:
         """Whether the smallest share takes so long that it is not for its tokens alone."""

@@ -173,6 +173,25 @@ def test_what_hardly_takes_longer_is_allowed_on_either_side_of_twice_the_decode_
     assert shares.count(128) < 5
 
 
+def test_a_share_that_spares_the_rows_time_may_take_longer() -> None:
+    """Mixing takes 50 us and a prompt token one: 64 tokens take 214 us of 200, but 1.8 beyond the
+    rows for each where 32 take 2.6. 128 would take 278, which is too much for any.
+    """
+    costs, shares = table((8, 0, 100.0)), []
+    for _ in range(400):
+        shares.append(costs.allowed(8))
+        costs.add(8, shares[-1], 150.0 + shares[-1])
+    assert max(shares, key=shares.count) == 64
+    assert shares.count(128) < 5
+
+
+@pytest.mark.parametrize(("larger", "best"), [(218.0, 64), (219.0, 32), (251.0, 32)])
+def test_what_spares_less_than_a_tenth_is_not_worth_a_longer_step(larger: float, best: int) -> None:
+    """32 tokens take 66 us beyond the rows, and 64 may take twice that, less a tenth."""
+    costs = table((8, 0, 100.0), (8, 16, 150.0), (8, 32, 166.0), (8, 64, larger))
+    assert costs.allowed(8) == best
+
+
 def test_where_mixing_itself_is_dear_shares_are_allowed_that_take_hardly_longer() -> None:
     """A GPU whose mixed steps run other kernels: 300 us where the rows alone take 100, and 0.5 for
     each prompt token.
