@@ -60,8 +60,9 @@ class EngineOptions:
             and more that take hardly longer. The step may take 2.5 times as long as its decode rows
             alone where each prompt token then delays them less, and while rows have more than two
             chunks left of their prompts; while they have more than 16, or are more than those that
-            decode, all of `chunk` rides, however long the step takes. "separate": prefill and decode steps take turns. With `exact` the answers
-            are the same. None: "mixed" where prefill steps are captured; else "separate".
+            decode, all of `chunk` rides, however long the step takes. "separate": prefill and
+            decode steps take turns. With `exact` the answers are the same. None: "mixed" where
+            prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included. Decode
             rows always ride, and beside them the smallest number of prompt tokens that `prefill`
             names. None: `chunk` prompt tokens beside any decode rows.
