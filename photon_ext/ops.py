@@ -1015,8 +1015,9 @@ def paged_attention_into(
             share it, always as a whole, but never two at a time. With it and `hopper`, GPUs that
             run the Hopper kernels (hopper_runs) deal the work of a step evenly to all SMs, by
             another kernel and faster: head_dim 64 or 128, page sizes that are multiples of 16, up
-            to 4,096 tokens. How a context is cut then depends on the whole step, and so do a
-            token's bits. Everywhere else it changes nothing.
+            to 4,096 tokens, strides of tokens that are multiples of 64 elements, pages of whole
+            tokens, heads within a page or a token. How a context is cut then depends on the whole
+            step, and so do a token's bits. Everywhere else it changes nothing.
         pdl: that kernel may start while those before it still run, and read decode_meta, counts and
             the page table: as in :func:`norm_linear_into`, none of them may write these. Everywhere
             else it changes nothing.

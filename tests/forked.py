@@ -1,6 +1,7 @@
 """Scripts in processes of their own that have torch already: forks of one that has imported it,
 which takes seconds. Nothing of photon_ext is imported there: a script chooses by its variables what
-it will be. Such a process ends as one of `python -c` does.
+it will be. Such a process ends as one of `python -c` does. Variables that Python itself reads are
+those of the first script's caller.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ def next_script():
             os.chdir(directory)
             os.environ.clear()
             os.environ.update(environment)
+            for name in [name for name in globals() if not name.startswith("__")]:
+                del globals()[name]  # a script imports what it needs
             return script
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     sys.exit()
@@ -59,7 +62,12 @@ def run_script(script: str, **environment: str) -> subprocess.CompletedProcess[s
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
         given = (script, {**os.environ, **environment}, os.getcwd(), str(out), str(err))
-        server.stdin.write(json.dumps(given) + "\n")
-        server.stdin.flush()
-        status = int(server.stdout.readline())
+        try:
+            server.stdin.write(json.dumps(given) + "\n")
+            server.stdin.flush()
+            status = int(server.stdout.readline())
+        except BaseException:  # or the next script would get this one's status
+            _server.cache_clear()
+            server.kill()
+            raise
         return subprocess.CompletedProcess(script, status, out.read_text(), err.read_text())

@@ -131,6 +131,7 @@ __device__ inline KeyRuns look_up(const KvCache& cache, const Lengths& lengths,
 template <typename Plan>
 __device__ void copy_tile(const HalfTileMap& map, const TileTensor& tensor, int kv_head,
                           const KeyRuns& runs, Bf16* to, Barrier* barrier) {
+  __syncwarp();  // else the barrier that a late lane waits for could be two phases on
   if (!is_elected()) return;
   arrive_expecting(barrier, runs.count * kRunTokens * Plan::kHeadDim * sizeof(Bf16));
 #pragma unroll

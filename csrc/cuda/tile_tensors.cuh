@@ -12,10 +12,11 @@ struct TileTensor {
   int page_rows, head_rows, head_slices;
   int rows;  // of all pages
 
-  // Whether strides (in elements) are whole rows, or whole slices within a row.
+  // Whether strides (in elements) are whole rows, or whole slices within a row, and a page has all
+  // of its heads.
   static bool fits(int64_t page, int64_t token, int64_t head, int64_t kv_heads, int64_t pages) {
     const bool is_row = token > 0 && token % kSliceColumns == 0 && page % token == 0 &&
-                        page / token * pages < INT32_MAX / 2;
+                        head * (kv_heads - 1) < page && page / token * pages < INT32_MAX / 2;
     return is_row && (head % token == 0 || (head % kSliceColumns == 0 && head * kv_heads <= token));
   }
 

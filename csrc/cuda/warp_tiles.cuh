@@ -15,6 +15,8 @@
 
 namespace photon::cuda {
 
+static_assert(kTileTokens == kRunTokens);
+
 // How a lone warp divides a head.
 template <int kHeadDim>
 struct WarpShape {

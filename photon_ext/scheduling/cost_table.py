@@ -6,14 +6,12 @@ from collections.abc import Hashable
 from typing import TypeAlias
 
 SLOWDOWN = 2.0  # of a mixed step: so many times as long as its decode rows alone, at most
-SPARING_SLOWDOWN, SPARING = (
-    2.5,
-    0.9,
-)  # the same, where a prompt token takes so much less beyond that
-DEAR = 1.5  # where the smallest share takes more, it is not for its tokens alone
+SPARING_SLOWDOWN = 2.5  # the same, where a share spares the rows time
+SPARING = 0.9  # of what a prompt token takes beyond the rows with the share below, at most
 SLACK = 1.25  # times as long as the smallest share, where that is more
 WEIGHT = 1 / 8  # of a measurement in a smoothed time
 DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
+NEAR = 0.02  # of the decode step: so near to what is allowed a share is tried again
 
 Rows: TypeAlias = Hashable
 """Decode rows whose steps take the same: how many (a bucket), and what their graphs do besides."""
@@ -23,15 +21,14 @@ class CostTable:
     """Times of steps by decode rows and prompt tokens (a share, or 0).
 
     A share is allowed where it keeps a mixed step within so many times the decode step of the same
-    rows (SLOWDOWN, or what is asked): as measured, or else as expected from smaller shares. So each
-    bucket begins with the smallest share, and tries the next one when measurements allow. A share
-    that turns out too slow is one slow step, and is tried again after many others.
+    rows (SLOWDOWN, or what is asked). Mixing itself has a price, which may be most of what the
+    smallest share takes. So those shares are allowed, too, which take hardly longer than that one,
+    within SLACK; and up to SPARING_SLOWDOWN a share that spares the rows time in all: a prompt
+    takes fewer steps, and each of its tokens less of what steps take beyond their rows, SPARING of
+    it at most.
 
-    Mixing itself has a price, which may be most of what the smallest share takes. So those shares
-    are allowed, too, which take hardly longer than that one, within SLACK; and where it is DEAR, a
-    larger share is expected to take no longer, until it is measured. And up to SPARING_SLOWDOWN a
-    share is allowed that spares the rows time in all: a prompt takes fewer steps, and each of its
-    tokens less of what steps take beyond their rows (SPARING of it, at most).
+    Each bucket begins with the smallest share, and tries the next one when that is allowed. A share
+    that turns out too slow is one slow step, and is tried again after many others.
 
     Attributes:
         shares: the numbers of prompt tokens to choose from, ascending.
@@ -61,22 +58,12 @@ class CostTable:
         alone, best = self._alone(rows), self.shares[0]
         if alone is None:  # two shares will tell
             return self.shares[:2][-1] if (rows, best) in self._us else best
-        limit, most = (self._limit(rows, alone, by) for by in (slowdown, SPARING_SLOWDOWN))
         for share in self.shares[1:]:
-            us = self._us.get((rows, share)) or self._expected(rows, best, share)
-            if us is None or us > most:
-                break
-            if us > limit and not self._spares(rows, alone, best, share, us):
+            us, longest = self._us.get((rows, share)), self._longest(rows, alone, best, slowdown)
+            if longest is None or (us is not None and us > longest):
                 break
             best = share
         return best
-
-    def _spares(self, rows: Rows, alone: float, share: int, larger: int, us: float) -> bool:
-        """Whether a larger share, whose steps take `us`, takes less beyond the rows alone for each
-        of its tokens than `share`.
-        """
-        known = self._us.get((rows, share))
-        return known is not None and (us - alone) / larger < SPARING * (known - alone) / share
 
     def _bound_smaller(self, rows: Rows, share: int) -> None:
         """Fewer tokens take no longer: so one slow step with a share that is not used any more does
@@ -89,20 +76,24 @@ class CostTable:
 
     def _doubt(self, rows: Rows, share: int) -> None:
         """What is known of the next larger share is not measured again while it is forbidden: it
-        gives way to what is to be expected, and is forgotten once it would be allowed at any time.
+        gives way to what is to be expected, or as much as is allowed, and is forgotten once it is
+        near that.
         """
-        larger = next((size for size in self.shares if size > share), 0)
-        if (known := self._us.get((rows, larger))) is None:  # as nearly always
+        alone, larger = self._alone(rows), self._next(share)
+        known = self._us.get((rows, larger)) if larger else None
+        if alone is None or known is None:  # as nearly always
             return
-        alone, expected = self._alone(rows), self._expected(rows, share, larger)
-        if alone is None or expected is None:
+        longest = self._longest(rows, alone, share)
+        if longest is None or known <= longest:
             return
-        limit = self._limit(rows, alone)
-        if expected >= known or known <= limit:
-            return
-        self._us[rows, larger] = known + DOUBT * (expected - known)
-        if self._us[rows, larger] <= limit:
+        expected = alone + (self._us[rows, share] - alone) * larger / share
+        self._us[rows, larger] = known + DOUBT * (min(expected, longest) - known)
+        if self._us[rows, larger] <= longest + NEAR * alone:
             del self._us[rows, larger]
+
+    def _next(self, share: int) -> int:
+        """The next larger share; 0: there is none."""
+        return next((size for size in self.shares if size > share), 0)
 
     def _alone(self, rows: Rows) -> float | None:
         """The time of the rows' decode step; where prompts never left room for one, what the two
@@ -117,35 +108,13 @@ class CostTable:
             return None
         return shorter - max(longer - shorter, 0.0) * less / (more - less)
 
-    def _limit(self, rows: Rows, alone: float, slowdown: float = SLOWDOWN) -> float:
-        """How long a mixed step may take."""
-        return max(slowdown * alone, SLACK * self._us.get((rows, self.shares[0]), 0.0))
-
-    def _is_dear(self, rows: Rows) -> bool:
-        """Whether the smallest share takes so long that it is not for its tokens alone."""
-        alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
-        return alone is not None and least is not None and least > DEAR * alone
-
-    def _expected(self, rows: Rows, share: int, larger: int) -> float | None:
-        """The time with a larger share, on the line through that with `share` and the one below it:
-        the decode step, or where mixing is dear the next smaller share; without one, no longer.
-        """
-        below, us = self._below(rows, share), self._us.get((rows, share))
-        if below is None or us is None:
+    def _longest(
+        self, rows: Rows, alone: float, share: int, slowdown: float = SLOWDOWN
+    ) -> float | None:
+        """How long a step with the share above `share` may take; None: that is not measured."""
+        us = self._us.get((rows, share))
+        if us is None:
             return None
-        tokens, less = below
-        if tokens == share:
-            return us
-        return us + max(us - less, 0.0) * (larger - share) / (share - tokens)
-
-    def _below(self, rows: Rows, share: int) -> tuple[int, float] | None:
-        """Fewer tokens than `share` and their time, or `share` itself where it is the smallest that
-        tells; None: what the rows take alone is not known.
-        """
-        alone = self._alone(rows)
-        if alone is None or not self._is_dear(rows):
-            return None if alone is None else (0, alone)
-        known = [size for size in self.shares if size < share and (rows, size) in self._us]
-        size = max(known, default=share)
-        us = self._us.get((rows, size))
-        return None if us is None else (size, us)
+        limit = max(slowdown * alone, SLACK * self._us.get((rows, self.shares[0]), 0.0))
+        sparing = alone + SPARING * (us - alone) * self._next(share) / share
+        return max(limit, min(sparing, SPARING_SLOWDOWN * alone))

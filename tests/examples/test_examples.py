@@ -60,7 +60,8 @@ def test_an_answer_is_json_of_a_schema(
     capsys: pytest.CaptureFixture[str], smollm2: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
-    monkeypatch.setattr("photon_ext.engine.engine.load_model", lambda *given: smollm2)
+    models = {"smollm2": smollm2}
+    monkeypatch.setattr("photon_ext.engine.engine.load_model", lambda name, *rest: models[name])
     (line,) = run(capsys, "json_answer", "--device", "cpu", "--prompt", "Ada Lovelace, 1815")
     assert re.fullmatch(r"\S.*, born in [12]\d{3}", line)
 

@@ -8,7 +8,9 @@ for the CUDA one, on a GPU or emulated.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -237,12 +239,25 @@ def test_bits_do_not_depend_on_how_the_cache_lies(device: str, head_dim: int, ga
     assert_same_bits(attend(q, with_strides(cache, gap), *step), attend(q, cache, *step))
 
 
-def test_rows_that_a_tensor_copy_does_not_take_run_chunk_attention(device: str) -> None:
+def heads_first(cache: Cache) -> Cache:
+    """A copy with all pages of a head before the next head's."""
+
+    def copy(x: Tensor) -> Tensor:
+        return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+
+    return replace(cache, k=copy(cache.k), v=copy(cache.v))
+
+
+@pytest.mark.parametrize("lay", [partial(with_strides, gap=8), heads_first])
+def test_what_a_tensor_copy_does_not_take_runs_chunk_attention(
+    device: str, lay: Callable[[Cache], Cache]
+) -> None:
     spans = [(1, 60, 64)]
-    cache = with_strides(filled_rows(spans, 1, 64, device), 8)
+    cache = filled_rows(spans, 2, 64, device)
     q, step = queries(64, 4, 64, device), tokens_and_segments(spans, device)
-    even = attend(q, cache, *step, make_workspace(64, device))
-    assert_same_bits(even, attend(q, cache, *step, None))
+    expected = attend(q, cache, *step, None)
+    even = attend(q, lay(cache), *step, make_workspace(64, device))
+    assert_same_bits(even, expected)
 
 
 def test_a_step_of_too_many_tokens_runs_chunk_attention(device: str) -> None:
