@@ -96,7 +96,7 @@ const char* even_attention_misfit(const PagedAttentionParams& p) {
   if (p.head_dim != 64 && p.head_dim != 128) return "head_dim is neither 64 nor 128";
   if (p.cache.page_size % kRunTokens != 0) return "the page size is not a multiple of 16";
   if (!TileTensors::fit(p.cache, p.kv_heads))
-    return "the cache's strides are no rows of 64 columns";
+    return "a tensor copy does not take the cache's strides";
   if (p.tokens > kMostItems) return "it has more than 4,096 tokens";
   const int64_t units = ceil_div(row_capacity(p.cache), kUnitKeys) + kPartCost;
   if (p.tokens * units * p.kv_heads > INT_MAX) return "sizes are beyond what 32 bits index";

@@ -133,6 +133,7 @@ __device__ void copy_tile(const HalfTileMap& map, const TileTensor& tensor, int 
                           const KeyRuns& runs, Bf16* to, Barrier* barrier) {
   __syncwarp();  // else the barrier that a late lane waits for could be two phases on
   if (!is_elected()) return;
+  const uint64_t policy = evict_normal();
   arrive_expecting(barrier, runs.count * kRunTokens * Plan::kHeadDim * sizeof(Bf16));
 #pragma unroll
   for (int i = 0; i < kWarpRuns; ++i) {
@@ -141,7 +142,7 @@ __device__ void copy_tile(const HalfTileMap& map, const TileTensor& tensor, int 
 #pragma unroll
     for (int slice = 0; slice < Plan::kHeadDim / kSliceColumns; ++slice) {
       copy_half_tile(to + slice * Plan::kSlice + key * kSliceColumns, map, row,
-                     kv_head * tensor.head_slices + slice, barrier, evict_normal());
+                     kv_head * tensor.head_slices + slice, barrier, policy);
     }
   }
 }

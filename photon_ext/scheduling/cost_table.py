@@ -11,7 +11,7 @@ SPARING = 0.9  # of what a prompt token takes beyond the rows with the share bel
 SLACK = 1.25  # times as long as the smallest share, where that is more
 WEIGHT = 1 / 8  # of a measurement in a smoothed time
 DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
-NEAR = 0.02  # of the decode step: so near to what is allowed a share is tried again
+MARGIN = 0.02  # of the decode step, by which what is doubted heads below what is allowed
 
 Rows: TypeAlias = Hashable
 """Decode rows whose steps take the same: how many (a bucket), and what their graphs do besides."""
@@ -76,8 +76,8 @@ class CostTable:
 
     def _doubt(self, rows: Rows, share: int) -> None:
         """What is known of the next larger share is not measured again while it is forbidden: it
-        gives way to what is to be expected, or as much as is allowed, and is forgotten once it is
-        near that.
+        gives way to what is to be expected, or a little less than is allowed, and is forgotten once
+        it would be allowed.
         """
         alone, larger = self._alone(rows), self._next(share)
         known = self._us.get((rows, larger)) if larger else None
@@ -87,8 +87,8 @@ class CostTable:
         if longest is None or known <= longest:
             return
         expected = alone + (self._us[rows, share] - alone) * larger / share
-        self._us[rows, larger] = known + DOUBT * (min(expected, longest) - known)
-        if self._us[rows, larger] <= longest + NEAR * alone:
+        self._us[rows, larger] = known + DOUBT * (min(expected, longest - MARGIN * alone) - known)
+        if self._us[rows, larger] <= longest:
             del self._us[rows, larger]
 
     def _next(self, share: int) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -96,6 +96,12 @@ def contiguous_cache(
         for _ in range(2)
     )
     return Cache(k.transpose(1, 2), v.transpose(1, 2), None, length)
+
+
+def heads_first(cache: Cache) -> Cache:
+    """A copy with all pages of a head before the next head's."""
+    k, v = (x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3) for x in (cache.k, cache.v))
+    return replace(cache, k=k, v=v)
 
 
 def tokens_and_segments(

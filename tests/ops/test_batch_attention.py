@@ -16,7 +16,7 @@ from tests.ops.numeric import BOUNDS, assert_close, assert_same_bits
 from tests.ops.test_chunk_attention import set_sms
 from tests.ops.test_split_attention import BF16, Decode, decode, many, workspace_of
 
-KINDS = ["short", "long", "heads side by side", "wide pages", "rows"]
+KINDS = ["short", "long", "heads side by side", "heads first", "wide pages", "rows"]
 
 
 def check(step: Decode) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
-from tests.ops.caches import Cache, rotary_tables, tokens_and_segments
+from tests.ops.caches import Cache, heads_first, rotary_tables, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned
 from tests.ops.test_attention import qkv
 from tests.ops.test_chunk_attention import Span, filled_rows, queries, set_sms
@@ -237,15 +237,6 @@ def test_bits_do_not_depend_on_how_the_cache_lies(device: str, head_dim: int, ga
     q, step = queries(97, 6, head_dim, device), tokens_and_segments(spans, device)
     step = (*step, make_workspace(head_dim, device))
     assert_same_bits(attend(q, with_strides(cache, gap), *step), attend(q, cache, *step))
-
-
-def heads_first(cache: Cache) -> Cache:
-    """A copy with all pages of a head before the next head's."""
-
-    def copy(x: Tensor) -> Tensor:
-        return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
-
-    return replace(cache, k=copy(cache.k), v=copy(cache.v))
 
 
 @pytest.mark.parametrize("lay", [partial(with_strides, gap=8), heads_first])

@@ -17,6 +17,7 @@ from photon_ext import ops, reference
 from tests.ops.caches import (
     Cache,
     contiguous_cache,
+    heads_first,
     paged_cache,
     rotary_tables,
     tokens_and_segments,
@@ -462,6 +463,8 @@ def many(device: str, kind: str, group: int, seed: int = 0) -> Decode:
     )
     if kind == "heads side by side":  # as an engine's pages have them
         step.cache.k, step.cache.v = step.cache.k.contiguous(), step.cache.v.contiguous()
+    if kind == "heads first":  # which a tensor copy does not take
+        step.cache = heads_first(step.cache)
     step.q.mul_(4)  # weights of many sizes
     return step
 
