@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kSiluGrainElements = 8 * 1024;
 constexpr int64_t kMlpRows =
-    32;  // gate rows, and as many up rows, whose results are in hand at once
+    48;  // gate rows, and as many up rows, whose results are in hand at once: whole tiles of 3 or 4
 constexpr int64_t kMlpTokens = 24;  // tokens per pass over those rows
 
 // act[:, begin .. end] = silu(x . gate) * (x . up), every factor rounded as linear and silu_mul

@@ -1,21 +1,12 @@
-// The micro-tile that linear and attention share: M tokens against N rows of another matrix.
+// Products of M tokens with N rows of another matrix, which linear and attention share.
 #pragma once
 #include "cpu/simd/lanes.h"
 
 namespace photon::cpu::PHOTON_ISA {
 namespace {
 
-// Tiles whose accumulators stay in registers.
-#if defined(__AVX512F__)
-constexpr int kTileTokens = 6, kTileRows = 4;  // 24 of 32 registers
-#elif defined(__AVX2__)
-constexpr int kTileTokens = 3, kTileRows = 2;  // 12 of 16 registers, two a vector
-#else
-constexpr int kTileTokens = 2, kTileRows = 2;  // 16 of 16 registers, four a vector
-#endif
-
 template <int M, int N>
-PHOTON_INLINE void reduce_tile(const Lanes (&acc)[M * N], float* out) {
+PHOTON_INLINE void reduce_tile(const Lanes* acc, float* out) {
   PHOTON_UNROLL
   for (int i = 0; i + 4 <= M * N; i += 4) {
     const Float4 four = sum4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
@@ -23,6 +14,13 @@ PHOTON_INLINE void reduce_tile(const Lanes (&acc)[M * N], float* out) {
   }
   PHOTON_UNROLL
   for (int i = M * N / 4 * 4; i < M * N; ++i) out[i] = sum(acc[i]);
+}
+
+// Calls an element into the cache, whether it exists or not.
+template <typename T>
+PHOTON_INLINE void prefetch(const T* from, int64_t at) {
+  __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(from) +
+                                                   static_cast<uintptr_t>(at) * sizeof(T)));
 }
 
 // out[i * N + j] = x[i * x_stride ...] . rows[j], over k elements. The rows' elements `ahead`
@@ -38,8 +36,7 @@ PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&r
     Lanes b[N];
     PHOTON_UNROLL
     for (int j = 0; j < N; ++j) {
-      __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[j] + at) +
-                                                       static_cast<uintptr_t>(ahead) * sizeof(T)));
+      prefetch(rows[j], at + ahead);
       b[j] = load(rows[j] + at);
     }
     PHOTON_UNROLL

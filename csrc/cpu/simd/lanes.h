@@ -95,16 +95,17 @@ PHOTON_INLINE Lanes max(const Lanes& a, const Lanes& b) {
 
 // a * b + c; fused where the ISA can. Written out, so that no two instantiations are contracted
 // differently.
-PHOTON_INLINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
-  return each_part([&](int p) {
+PHOTON_INLINE FloatPart fma(FloatPart a, FloatPart b, FloatPart c) {
 #if defined(__AVX512F__)
-    return FloatPart(_mm512_fmadd_ps(a.part[p], b.part[p], c.part[p]));
+  return FloatPart(_mm512_fmadd_ps(a, b, c));
 #elif defined(__FMA__)
-    return FloatPart(_mm256_fmadd_ps(a.part[p], b.part[p], c.part[p]));
+  return FloatPart(_mm256_fmadd_ps(a, b, c));
 #else
-    return a.part[p] * b.part[p] + c.part[p];
+  return a * b + c;
 #endif
-  });
+}
+PHOTON_INLINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
+  return each_part([&](int p) { return fma(a.part[p], b.part[p], c.part[p]); });
 }
 
 // --- reductions: lanes i and i + 8, then i and i + 4, + 2, + 1 -----------------------------------
@@ -215,21 +216,22 @@ PHOTON_INLINE HalfPart narrow(F16, FloatPart value) {
 
 // --- memory --------------------------------------------------------------------------------------
 
-PHOTON_INLINE Lanes load(const float* from) {
-  return each_part([&](int p) {
-    FloatPart part;
-    __builtin_memcpy(&part, from + p * kWidth, sizeof(part));
-    return part;
-  });
+PHOTON_INLINE FloatPart load_part(const float* from) {
+  FloatPart part;
+  __builtin_memcpy(&part, from, sizeof(part));
+  return part;
+}
+
+template <typename T>
+PHOTON_INLINE FloatPart load_part(const T* from) {
+  HalfPart bits;
+  __builtin_memcpy(&bits, from, sizeof(bits));
+  return widen(T{}, bits);
 }
 
 template <typename T>
 PHOTON_INLINE Lanes load(const T* from) {
-  return each_part([&](int p) {
-    HalfPart bits;
-    __builtin_memcpy(&bits, from + p * kWidth, sizeof(bits));
-    return widen(T{}, bits);
-  });
+  return each_part([&](int p) { return load_part(from + p * kWidth); });
 }
 
 PHOTON_INLINE void store(float* to, const Lanes& value) {

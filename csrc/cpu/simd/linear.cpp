@@ -4,8 +4,21 @@
 namespace photon::cpu::PHOTON_ISA {
 namespace {
 
-constexpr int64_t kTokenBlockFloats =
-    96 * 1024;  // tokens of x that a pass over the weights keeps in the second-level cache
+// A tile's accumulators stay in registers, one part of the lanes at a time: with all lanes at once
+// there is room for so few tokens and rows that more is loaded than multiplied.
+#if defined(__AVX512F__)
+constexpr int kTileTokens = 6, kTileRows = 4;  // 24 of 32 registers
+#else
+constexpr int kTileTokens = 4, kTileRows = 3;  // 12 of 16 registers
+#endif
+
+// What a pass over the weights keeps in caches: a block of tokens in the second level, and of a
+// tile's tokens and rows a piece of k in the first.
+constexpr int64_t kBlockFloats = 96 * 1024, kBlockTokens = 8 * kTileTokens, kPiece = 768;
+static_assert(kBlockTokens % kLanes == 0, "sums are written by whole vectors");
+
+// Tokens beside which the weights of the next rows are called in; later ones would find them there.
+constexpr int64_t kTokensAhead = 2 * kTileTokens;
 
 // How far ahead of its place a single stream of weights is read: beyond what the hardware
 // prefetcher covers.
@@ -20,61 +33,148 @@ struct Block {
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
 };
 
-template <typename T, int M, int N>
-void tile(const Block<T>& b, int64_t token, int64_t row) {
-  constexpr int kPadded = (M * N + kLanes - 1) / kLanes * kLanes;
-  float dots[kPadded];
-  const T* rows[N];
+// Adds elements begin .. end, whole vectors, of M tokens times N rows to part p of their sums,
+// which are zeros before the first. The weights of the next rows are called in evenly over the
+// parts, so that memory never rests.
+template <bool kAhead, int M, int N, typename T>
+PHOTON_INLINE void add_part(const Block<T>& b, int64_t token, int64_t row, int64_t begin,
+                            int64_t end, int p, Lanes* sums) {
+  const float* const x = b.x + token * b.x_stride + p * kWidth;
+  const T* const rows = b.weight + row * b.weight_stride;
+  FloatPart acc[M * N];
   PHOTON_UNROLL
-  for (int j = 0; j < N; ++j) rows[j] = b.weight + (row + j) * b.weight_stride;
-  const int64_t ahead = N == 1 ? kStreamAheadBytes / static_cast<int64_t>(sizeof(T))
-                               : N * b.weight_stride;  // or the next tile's rows
-  dot_tile<T, M, N>(b.x + token * b.x_stride, b.x_stride, rows, b.k, ahead, dots);
-  for (int i = M * N; i < kPadded; ++i) dots[i] = 0.0f;
+  for (int i = 0; i < M * N; ++i) acc[i] = begin > 0 ? sums[i].part[p] : FloatPart{};
+  int64_t ahead = N * b.weight_stride + begin + (end - begin) / kParts * p;
+  for (int64_t at = begin; at < end; at += kLanes, ahead += kWidth) {
+    FloatPart weight[N];
+    PHOTON_UNROLL
+    for (int j = 0; j < N; ++j) {
+      if (kAhead) prefetch(rows, j * b.weight_stride + ahead);
+      weight[j] = load_part(rows + j * b.weight_stride + at + p * kWidth);
+    }
+    PHOTON_UNROLL
+    for (int i = 0; i < M; ++i) {
+      const FloatPart value = load_part(x + i * b.x_stride + at);
+      PHOTON_UNROLL
+      for (int j = 0; j < N; ++j) acc[i * N + j] = fma(value, weight[j], acc[i * N + j]);
+    }
+  }
+  PHOTON_UNROLL
+  for (int i = 0; i < M * N; ++i) sums[i].part[p] = acc[i];
+}
+
+template <bool kAhead, int M, int N, typename T>
+void add_tile(const Block<T>& b, int64_t token, int64_t row, int64_t begin, int64_t end,
+              Lanes* sums) {
+  PHOTON_UNROLL
+  for (int p = 0; p < kParts; ++p) add_part<kAhead, M, N>(b, token, row, begin, end, p, sums);
+}
+
+template <bool kAhead, int N, typename T, int M = kTileTokens>
+PHOTON_INLINE void add_tile_of(int64_t tokens, const Block<T>& b, int64_t token, int64_t row,
+                               int64_t begin, int64_t end, Lanes* sums) {
+  if constexpr (M > 1) {
+    if (tokens < M)
+      return add_tile_of<kAhead, N, T, M - 1>(tokens, b, token, row, begin, end, sums);
+  }
+  add_tile<kAhead, M, N>(b, token, row, begin, end, sums);
+}
+
+// All tokens against N rows, elements begin .. end, in tiles of nearly equal height.
+template <int N, typename T>
+void add_tiles(const Block<T>& b, int64_t row, int64_t begin, int64_t end, Lanes* sums) {
+  for (int64_t token = 0; token < b.tokens;) {
+    const int64_t left = b.tokens - token, tiles = (left + kTileTokens - 1) / kTileTokens;
+    const int64_t height = (left + tiles - 1) / tiles;
+    if (token < kTokensAhead) {
+      add_tile_of<true, N>(height, b, token, row, begin, end, sums + token * N);
+    } else {
+      add_tile_of<false, N>(height, b, token, row, begin, end, sums + token * N);
+    }
+    token += height;
+  }
+}
+
+// The elements behind the last whole vector.
+template <int N, typename T>
+void add_rest(const Block<T>& b, int64_t row, Lanes* sums) {
+  const int64_t rest = b.k % kLanes, at = b.k - rest;
+  for (int j = 0; j < N; ++j) {
+    const Lanes weight = load_some(b.weight + (row + j) * b.weight_stride + at, rest);
+    for (int64_t token = 0; token < b.tokens; ++token) {
+      Lanes& sum = sums[token * N + j];
+      sum = fma(load_some(b.x + token * b.x_stride + at, rest), weight, sum);
+    }
+  }
+}
+
+// Reduces the sums, adds the bias and rounds. Every store but the last goes by whole vectors.
+template <int N, typename T>
+void write_sums(const Block<T>& b, int64_t row, Lanes* sums) {
+  const int64_t count = b.tokens * N;
+  for (int64_t i = count; i % kLanes != 0; ++i) sums[i] = splat(0.0f);
+  float dots[kBlockTokens * N];
+  T rounded[kBlockTokens * N];
+  for (int64_t i = 0; i < count; i += kLanes) reduce_tile<kLanes, 1>(sums + i, dots + i);
   if (b.bias != nullptr) {
     float bias[kLanes];
     store(bias, load_some(b.bias + row, N));
-    for (int i = 0; i < M * N; ++i) dots[i] += bias[i % N];
+    for (int64_t i = 0; i < count; ++i) dots[i] += bias[i % N];
   }
-  T rounded[kPadded];
-  for (int i = 0; i < kPadded; i += kLanes) store(rounded + i, load(dots + i));
-  PHOTON_UNROLL
-  for (int i = 0; i < M; ++i)
-    __builtin_memcpy(b.out + (token + i) * b.out_stride + row, rounded + i * N, N * sizeof(T));
+  for (int64_t i = 0; i < count; i += kLanes) store(rounded + i, load(dots + i));
+  for (int64_t token = 0; token < b.tokens; ++token)
+    __builtin_memcpy(b.out + token * b.out_stride + row, rounded + token * N, N * sizeof(T));
 }
 
-template <typename T, int N, int M = kTileTokens>
-PHOTON_INLINE void tile_of(int tokens, const Block<T>& b, int64_t token, int64_t row) {
-  if constexpr (M > 1) {
-    if (tokens < M) return tile_of<T, N, M - 1>(tokens, b, token, row);
-  }
-  tile<T, M, N>(b, token, row);
+template <int N, typename T>
+void rows_of(const Block<T>& b, int64_t row) {
+  Lanes sums[kBlockTokens * N];  // [tokens, N]
+  const int64_t whole = b.k / kLanes * kLanes;
+  int64_t begin = 0;
+  do {  // once if there is no whole vector: the sums become zeros
+    add_tiles<N>(b, row, begin, begin + kPiece < whole ? begin + kPiece : whole, sums);
+    begin += kPiece;
+  } while (begin < whole);
+  if (whole < b.k) add_rest<N>(b, row, sums);
+  write_sums<N>(b, row, sums);
 }
 
-// Tokens begin .. end against N rows, in tiles of nearly equal height.
-template <typename T, int N>
-void tokens_of(const Block<T>& b, int64_t begin, int64_t end, int64_t row) {
-  for (int64_t token = begin; token < end;) {
-    const int64_t left = end - token, tiles = (left + kTileTokens - 1) / kTileTokens;
-    const int64_t height = (left + tiles - 1) / tiles;
-    tile_of<T, N>(static_cast<int>(height), b, token, row);
-    token += height;
+template <typename T>
+void block_of(const Block<T>& b) {
+  int64_t row = 0;
+  for (; row + kTileRows <= b.n; row += kTileRows) rows_of<kTileRows>(b, row);
+  for (; row < b.n; ++row) rows_of<1>(b, row);
+}
+
+// Reading the weights is the work, and one stream is read fastest.
+template <typename T>
+void lone_token(const Block<T>& b) {
+  for (int64_t row = 0; row < b.n; row += kLanes) {
+    const int64_t count = row + kLanes < b.n ? kLanes : b.n - row;
+    float dots[kLanes] = {};
+    for (int64_t j = 0; j < count; ++j) {
+      const T* const rows[] = {b.weight + (row + j) * b.weight_stride};
+      dot_tile<T, 1, 1>(b.x, b.x_stride, rows, b.k,
+                        kStreamAheadBytes / static_cast<int64_t>(sizeof(T)), dots + j);
+    }
+    const Lanes sums = load(dots);
+    store_some(b.out + row, b.bias == nullptr ? sums : sums + load_some(b.bias + row, count),
+               count);
   }
 }
 
 template <typename T>
 void linear_of(const Block<T>& b) {
-  if (b.tokens == 1) {  // reading the weights is the work, and one stream is read fastest
-    for (int64_t row = 0; row < b.n; ++row) tile<T, 1, 1>(b, 0, row);
-    return;
-  }
-  const int64_t fit = kTokenBlockFloats / (b.k + 1),
-                block = fit < kTileTokens ? kTileTokens : fit / kTileTokens * kTileTokens;
-  for (int64_t begin = 0; begin < b.tokens; begin += block) {
-    const int64_t end = begin + block < b.tokens ? begin + block : b.tokens;
-    int64_t row = 0;
-    for (; row + kTileRows <= b.n; row += kTileRows) tokens_of<T, kTileRows>(b, begin, end, row);
-    for (; row < b.n; ++row) tokens_of<T, 1>(b, begin, end, row);
+  if (b.tokens == 1) return lone_token(b);
+  const int64_t fit = kBlockFloats / (b.k + 1) / kTileTokens * kTileTokens,
+                most = fit < kBlockTokens ? fit : kBlockTokens,
+                block = most < kTileTokens ? kTileTokens : most;
+  for (int64_t token = 0; token < b.tokens; token += block) {
+    Block<T> some = b;
+    some.x += token * b.x_stride;
+    some.out += token * b.out_stride;
+    some.tokens = block < b.tokens - token ? block : b.tokens - token;
+    block_of(some);
   }
 }
 
