@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -78,24 +77,26 @@ def test_photon_cpu_isa_is_obeyed_or_refused(isa: str, said: dict[str | None, st
 
 
 @pytest.fixture(scope="module")
-def quota(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """csrc/cpu/quota.cpp with a C function around it: the built library reads this machine's
-    groups alone.
+def quota(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """csrc/cpu/quota.cpp with a main program around it: the built library reads this machine's
+    groups alone. A library would share this process with what torch brings of libstdc++.
     """
     folder = tmp_path_factory.mktemp("quota")
-    source, library = folder / "quota.cpp", folder / "quota.so"
+    source, program = folder / "quota.cpp", folder / "quota"
     source.write_text(
-        '#include "cpu/quota.h"\n'
-        'extern "C" int quota_cores(const char* groups, const char* mount) { return '
-        "photon::cpu::quota_cores(groups, mount); }\n"
+        '#include <cstdio>\n#include "cpu/quota.h"\n'
+        "int main(int, char** paths) {\n"
+        '  std::printf("%d", photon::cpu::quota_cores(paths[1], paths[2]));\n'
+        "}\n"
     )
-    compiler = os.environ.get("CXX", "g++")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(ROOT / "csrc")]
-    subprocess.run(
-        [compiler, *flags, str(source), str(ROOT / "csrc/cpu/quota.cpp"), "-o", str(library)],
-        check=True,
-    )
-    return ctypes.CDLL(str(library))
+    compiler, flags = os.environ.get("CXX", "g++"), ["-std=c++17", "-O1", "-I", str(ROOT / "csrc")]
+    sources = [str(source), str(ROOT / "csrc/cpu/quota.cpp")]
+    subprocess.run([compiler, *flags, *sources, "-o", str(program)], check=True)
+    return program
+
+
+def quota_cores(program: Path, groups: Path, mount: Path) -> int:
+    return int(subprocess.check_output([program, groups, mount]))
 
 
 @pytest.mark.parametrize(
@@ -131,17 +132,14 @@ def quota(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     ],
 )
 def test_quotas_of_control_groups(
-    quota: ctypes.CDLL, tmp_path: Path, groups: str, files: dict[str, str], cores: int
+    quota: Path, tmp_path: Path, groups: str, files: dict[str, str], cores: int
 ) -> None:
     (tmp_path / "groups").write_text(groups)
     for name, text in files.items():
         (tmp_path / "mount" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mount" / name).write_text(text)
-    assert (
-        quota.quota_cores(str(tmp_path / "groups").encode(), str(tmp_path / "mount").encode())
-        == cores
-    )
+    assert quota_cores(quota, tmp_path / "groups", tmp_path / "mount") == cores
 
 
-def test_no_groups_are_no_quota(quota: ctypes.CDLL, tmp_path: Path) -> None:
-    assert quota.quota_cores(str(tmp_path / "none").encode(), str(tmp_path).encode()) == 0
+def test_no_groups_are_no_quota(quota: Path, tmp_path: Path) -> None:
+    assert quota_cores(quota, tmp_path / "none", tmp_path) == 0
