@@ -352,7 +352,7 @@ class Plan:
         access = "" if sanitizer else ACCESS_FLAGS
         flags += f" {EMULATOR_FLAGS} -DPHOTON_EMULATED_CUDA {sanitize}"
         engine = [
-            self.compile("cxx", source, f"{EMULATOR_FLAGS} {sanitize}", variant)
+            self.compile("cxx", source, f"{EMULATOR_FLAGS} -O3 {sanitize}", variant)
             for source in sources("tests/emulator/engine/*.cpp")
         ]
         objects: list[str] = []

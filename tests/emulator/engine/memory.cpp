@@ -125,9 +125,9 @@ void check_read(const void* pointer, size_t bytes) {
 
 namespace {
 
-void note_write(const void* pointer, size_t bytes) {
+// Of a write that is to no register and no local memory. Not inlined, because most writes are.
+__attribute__((noinline)) void note_global_write(const void* pointer, size_t bytes) {
   const auto* place = static_cast<const unsigned char*>(pointer);
-  if (place >= stacks_first && place < stacks_end) return;  // registers and local memory
   if (is_shared(current_block(), place) || is_elsewhere(place)) return;
   if (!machine.current->waited)
     refuse("writes", pointer, bytes, ", so that a kernel that still runs may read or write them");
@@ -139,6 +139,12 @@ void note_write(const void* pointer, size_t bytes) {
     }
     stream.last_page->writer[at % kPageBytes] = 1;
   }
+}
+
+inline void note_write(const void* pointer, size_t bytes) {
+  const auto* place = static_cast<const unsigned char*>(pointer);
+  if (place >= stacks_first && place < stacks_end) return;
+  note_global_write(pointer, bytes);
 }
 
 }  // namespace

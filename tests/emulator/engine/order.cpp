@@ -41,13 +41,14 @@ void shuffle(std::vector<T>& items) {
 // The first ready slot at or after `from`, around the end; -1: nobody is ready.
 int ready_slot(unsigned from) {
   const size_t words = order.ready_slots.size();
-  for (size_t i = 0; i <= words; ++i) {
-    const size_t word = (from / 64 + i) % words;
-    uint64_t bits = order.ready_slots[word];
-    if (i == 0) bits &= ~uint64_t{0} << from % 64;
-    if (bits != 0) return static_cast<int>(word * 64 + __builtin_ctzll(bits));
+  size_t word = from / 64;
+  uint64_t bits = order.ready_slots[word] & ~uint64_t{0} << from % 64;
+  for (size_t others = 0; bits == 0; ++others) {
+    if (others == words) return -1;
+    word = word + 1 == words ? 0 : word + 1;
+    bits = order.ready_slots[word];
   }
-  return -1;
+  return static_cast<int>(word * 64 + __builtin_ctzll(bits));
 }
 
 unsigned lane_from(unsigned lanes, unsigned from) {

@@ -84,10 +84,13 @@ struct MultiplyLane {
   const uint32_t* b;
 };
 
+using FourColumns = double __attribute__((vector_size(32)));
+
 // One rounding of the exact products' sum, which doubles hold nearly exactly; the hardware's own
 // order of summing is not documented.
 void complete_multiply(unsigned, void* const* payloads) {
-  double a[16][16], b[16][8];
+  double a[16][16];
+  FourColumns b[2][16], sums[2][16];
   for (int lane = 0; lane < 32; ++lane) {
     const MultiplyLane& own = *static_cast<const MultiplyLane*>(payloads[lane]);
     const int g = lane / 4, t = lane % 4 * 2;
@@ -97,19 +100,23 @@ void complete_multiply(unsigned, void* const* payloads) {
     }
     for (int i = 0; i < 2; ++i) {
       for (int half = 0; half < 2; ++half)
-        b[t + i * 8 + half][g] = from_bf16(own.b[i] >> half * 16 & 0xffffu);
+        b[g / 4][t + i * 8 + half][g % 4] = from_bf16(own.b[i] >> half * 16 & 0xffffu);
     }
   }
-  double sums[16][8] = {};
   for (int row = 0; row < 16; ++row) {
+    FourColumns left = {}, right = {};  // in registers
     for (int k = 0; k < 16; ++k) {
-      for (int column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
+      left += a[row][k] * b[0][k];
+      right += a[row][k] * b[1][k];
     }
+    sums[0][row] = left;
+    sums[1][row] = right;
   }
   for (int lane = 0; lane < 32; ++lane) {
     float* d = static_cast<const MultiplyLane*>(payloads[lane])->d;
     const int g = lane / 4, t = lane % 4 * 2;
-    for (int i = 0; i < 4; ++i) d[i] = static_cast<float>(d[i] + sums[g + i / 2 * 8][t + i % 2]);
+    for (int i = 0; i < 4; ++i)
+      d[i] = static_cast<float>(d[i] + sums[t / 4][g + i / 2 * 8][t % 4 + i % 2]);
   }
 }
 
