@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -214,3 +215,15 @@ def smollm2() -> LoadedModel:
     from photon_ext.models.loader import load_model
 
     return load_model("smollm2", torch.float32)
+
+
+@pytest.fixture(scope="session")
+def narrow(smollm2: LoadedModel) -> LoadedModel:
+    """A small random model with the bundled one's vocabulary and tokenizer: for tests of the form
+    of what is written, which need no sense in it. The bundled one's head takes most of their time.
+    """
+    from photon_ext.models.weights import random_weights
+
+    sizes = {"hidden": 64, "layers": 2, "q_heads": 3, "kv_heads": 1, "intermediate": 128}
+    config = replace(smollm2.config, **sizes)
+    return smollm2._replace(config=config, weights=random_weights(config, torch.float32))

@@ -333,14 +333,14 @@ def test_an_answer_that_ends_early_is_no_figure() -> None:
 
 
 def test_schemas_are_judged_one_by_one(
-    smollm2: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    narrow: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("llguidance")
     given, path = tmp_path / "schemas.jsonl", tmp_path / "result.json"
     forms = ({"enum": ["a", "b"]}, {"not": {}}, {"type": "array", "minItems": 50})
     lines = [json.dumps({"name": f"s{i}", "schema": form}) for i, form in enumerate(forms)]
     given.write_text("\n".join(lines))
-    monkeypatch.setattr(schemas, "load_model", lambda _: smollm2)
+    monkeypatch.setattr(schemas, "load_model", lambda _: narrow)
     sizes = ["--rows", "5", "--cap", "6", "--json", str(path)]
     assert schemas.main([str(given), *sizes]) == 0
     result = json.loads(path.read_text())
@@ -352,14 +352,14 @@ def test_schemas_are_judged_one_by_one(
         assert (counts["ended and valid"], counts["cut, a beginning"]) == (1, 1)
         assert counts["plain rows"] == counts["plain rows with their tokens"] == 3
     invalid = Output('"c"', (), "stop", "constraint", None, 1, 0, None, None)
-    assert judged(smollm2, forms[0], invalid) == "invalid"
+    assert judged(narrow, forms[0], invalid) == "invalid"
     beyond = replace(invalid, token_ids=(5,), finish_reason="length")
-    assert judged(smollm2, forms[0], beyond) == "no beginning"
+    assert judged(narrow, forms[0], beyond) == "no beginning"
 
 
-def judged(smollm2: LoadedModel, schema: dict[str, Any], output: Output) -> str:
+def judged(narrow: LoadedModel, schema: dict[str, Any], output: Output) -> str:
     bench = schemas.Bench.__new__(schemas.Bench)
-    config, tokenizer = smollm2.config, smollm2.tokenizer
+    config, tokenizer = narrow.config, narrow.tokenizer
     bench._compiler = GrammarCompiler(tokenizer, config.vocab, config.eos_ids)
     bench._words, bench.fill_us = memoryview(bytearray(config.vocab // 8)).cast("i"), []
     return bench._judged(schema, output)

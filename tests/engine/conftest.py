@@ -7,18 +7,13 @@ from __future__ import annotations
 import gc
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from photon_ext.engine import grammar_compiler
 from photon_ext.sampling.byte_automaton import AutomatonLimits
-
-if TYPE_CHECKING:
-    from photon_ext.models.loader import LoadedModel
 
 _PACKAGES = ("transformers", "safetensors", "tokenizers", "jinja2", "hypothesis")
 collect_ignore = []
@@ -55,15 +50,3 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-@pytest.fixture(scope="session")
-def shallow(smollm2: LoadedModel) -> LoadedModel:
-    """The bundled model's first layers, with its vocabulary and tokenizer: for tests of the form
-    of what is written, which need no sense in it, at a quarter of the time.
-    """
-    layers = smollm2.weights.layers[:2]
-    return smollm2._replace(
-        config=replace(smollm2.config, layers=len(layers)),
-        weights=replace(smollm2.weights, layers=layers),
-    )

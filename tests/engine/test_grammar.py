@@ -75,8 +75,8 @@ def an_engine(model: LoadedModel, **options: Any) -> Engine:
 
 
 @pytest.fixture(scope="module", params=[16, 0], ids=["device", "host"])
-def engine(shallow: LoadedModel, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with an_engine(shallow, automata_mib=request.param) as made:
+def engine(narrow: LoadedModel, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with an_engine(narrow, automata_mib=request.param) as made:
         yield made
 
 
@@ -219,19 +219,19 @@ def test_a_stop_string_and_a_cap_cut_the_answer(engine: Engine) -> None:
     assert whole.text.startswith(capped.text)
 
 
-def test_the_same_answers_at_depth_1_and_2(engine: Engine, shallow: LoadedModel) -> None:
+def test_the_same_answers_at_depth_1_and_2(engine: Engine, narrow: LoadedModel) -> None:
     params = [SamplingParams(20, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
-    with an_engine(shallow, depth=1) as blocking:
+    with an_engine(narrow, depth=1) as blocking:
         expected = blocking.generate(QUESTIONS, params)
     found = engine.generate(QUESTIONS, params)
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
 
 
-def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, shallow: LoadedModel) -> None:
+def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, narrow: LoadedModel) -> None:
     form = {"type": "array", "items": {"type": "string"}, "minItems": 20}
     params = [SamplingParams(40, 1.0, seed=i, json_schema=form) for i in range(3)]
     expected = engine.generate(QUESTIONS, params, raw=True)
-    with an_engine(shallow, page_size=5, num_pages=15, prefix_cache=False) as small:
+    with an_engine(narrow, page_size=5, num_pages=15, prefix_cache=False) as small:
         found = small.generate(QUESTIONS, params, raw=True)
         assert small.stats().preemptions > 0
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]
@@ -291,9 +291,9 @@ def test_text_that_spells_a_special_token_is_text(
     assert (output.text, output.finish_reason, output.error) == (text, "stop", None)
 
 
-def test_a_grammar_may_name_special_tokens(engine: Engine, shallow: LoadedModel) -> None:
-    assert shallow.tokenizer is not None
-    token = shallow.tokenizer.token_id("<|im_start|>")
+def test_a_grammar_may_name_special_tokens(engine: Engine, narrow: LoadedModel) -> None:
+    assert narrow.tokenizer is not None
+    token = narrow.tokenizer.token_id("<|im_start|>")
     form = 'start: "a" <|im_start|> "b"  // <|im_end|>'
     (output,) = engine.generate(["Go on."], SamplingParams(9, grammar=form))
     assert (output.text, output.token_ids[1]) == ("ab", token)

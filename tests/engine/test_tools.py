@@ -67,12 +67,12 @@ ASKED = [{"role": "user", "content": "What is the weather in Paris, in celsius?"
 
 
 @pytest.fixture(scope="module")
-def engine(smollm2: LoadedModel) -> Iterator[Engine]:
-    assert smollm2.tokenizer is not None
-    backend, ends = smollm2.tokenizer._backend, {"eos_token": "<|im_end|>"}
+def engine(narrow: LoadedModel) -> Iterator[Engine]:
+    assert narrow.tokenizer is not None
+    backend, ends = narrow.tokenizer._backend, {"eos_token": "<|im_end|>"}
     tokenizer = Tokenizer(backend, ends, TEMPLATE, "the template with tools")
     sizes = {"max_rows": 4, "max_len": 512, "chunk": 128, "buckets": (1, 4)}
-    with Engine.from_weights(smollm2.config, smollm2.weights, tokenizer, **sizes) as made:
+    with Engine.from_weights(narrow.config, narrow.weights, tokenizer, **sizes) as made:
         yield made
 
 
