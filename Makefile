@@ -30,8 +30,8 @@ UNEVEN_CASES := any_number or more_tokens_than_a_launch or many_tokens or not_fi
 	or around_the_groups
 SEEDS ?= 2
 SEARCH ?= 20
-# About half of the time that the tests take.
-BESIDE := tests/benchmarks tests/cli tests/engine tests/observe
+# About half of the time that the tests take; what reads SmolLM2 or transformers is here.
+BESIDE := $(addprefix tests/,benchmarks cli engine examples models observe test_readme.py)
 # Compiles most of the CUDA sources once more.
 PTX := $(addprefix tests/test_portable_code.py::,\
 	test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache)
