@@ -37,8 +37,16 @@ BUILD = ROOT / "build"
 PACKAGE = ROOT / "photon_ext"
 
 CXX_FLAGS = "-O3 -std=c++17 -fPIC -pthread -Wall -Wextra -Werror -fvisibility=hidden -Icsrc"
-# take a minute each: begun last, they would be waited for alone
-SLOWEST = ("sample_bf16.cu", "sample_f16.cu", "sample_f32.cu")
+# take a minute or two each: begun last, they would be waited for alone
+SLOWEST = (
+    "fused_linear.cu",
+    "attention.cu",
+    "chunk_attention.cu",
+    "split_attention.cu",
+    "sample_bf16.cu",
+    "sample_f16.cu",
+    "sample_f32.cu",
+)
 NVCC_FLAGS = "-O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-fvisibility=hidden -Icsrc"
 LINK_FLAGS = "-shared -pthread -Wl,--as-needed"
 # compute capability to compile for -> the codes to keep; PTX of the oldest serves what is not
