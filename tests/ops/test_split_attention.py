@@ -339,7 +339,7 @@ def test_a_token_has_the_same_bits_in_one_run_and_in_several(
     step.q.mul_(4)  # weights of many sizes: a split's highest score is not the next one's
     together = step.run()
     for count in (1, 2, 3, 5, 8, 16, 33):
-        for first in (0, 2, 4, 5):
+        for first in (0, 2, 4, 5) if count < 16 else (0, 5):  # many are nearly the same ones
             num_tokens = torch.tensor([*range(first, min(first + count, 64))])
             assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
