@@ -119,7 +119,7 @@ LIBRARIES = (
     Library(
         "_C",
         f"_C{sysconfig.get_config_var('EXT_SUFFIX')}",
-        ("csrc/device/*.cpp", "csrc/python/*.cpp"),
+        ("csrc/python/*.cpp", "csrc/device/*.cpp"),
         needs_pybind11=True,
     ),
 )
