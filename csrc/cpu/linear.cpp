@@ -33,7 +33,7 @@ FloatTokens float_tokens(const void* x, int64_t tokens, int64_t size, int64_t st
 }
 
 int64_t rows_grain(int64_t tokens, int64_t row_size) {
-  return 8 * (1 + kGrainElements / (8 * (tokens * row_size + 1)));
+  return kWholeTiles * (1 + kGrainElements / (kWholeTiles * (tokens * row_size + 1)));
 }
 
 void linear(const LinearParams& p) {

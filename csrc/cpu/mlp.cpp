@@ -11,8 +11,8 @@ namespace photon::cpu {
 namespace {
 
 constexpr int64_t kSiluGrainElements = 8 * 1024;
-constexpr int64_t kMlpRows =
-    48;  // gate rows, and as many up rows, whose results are in hand at once: whole tiles of 3 or 4
+// Gate rows, and as many up rows, whose results are in hand at once.
+constexpr int64_t kMlpRows = 2 * kWholeTiles;
 constexpr int64_t kMlpTokens = 24;  // tokens per pass over those rows
 
 // act[:, begin .. end] = silu(x . gate) * (x . up), every factor rounded as linear and silu_mul

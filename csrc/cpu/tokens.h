@@ -18,7 +18,10 @@ struct FloatTokens {
 // next call.
 FloatTokens float_tokens(const void* x, int64_t tokens, int64_t size, int64_t stride, DType dtype);
 
-// Weight rows per grain, so that a chunk is worth handing to another thread; a multiple of 8.
+// Weight rows that are whole tiles, be these of 3 or of 4.
+constexpr int64_t kWholeTiles = 24;
+
+// Weight rows per grain, so that a chunk is worth handing to another thread; whole tiles.
 int64_t rows_grain(int64_t tokens, int64_t row_size);
 
 }  // namespace photon::cpu

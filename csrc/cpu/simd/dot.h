@@ -1,19 +1,20 @@
-// Products of M tokens with N rows of another matrix, which linear and attention share.
+// What linear and attention share: products of M tokens with N rows of another matrix, and sums.
 #pragma once
 #include "cpu/simd/lanes.h"
 
 namespace photon::cpu::PHOTON_ISA {
 namespace {
 
-template <int M, int N>
-PHOTON_INLINE void reduce_tile(const Lanes* acc, float* out) {
+// out[i] = the sum of acc[i]'s lanes.
+template <int kCount>
+PHOTON_INLINE void reduce(const Lanes* acc, float* out) {
   PHOTON_UNROLL
-  for (int i = 0; i + 4 <= M * N; i += 4) {
+  for (int i = 0; i + 4 <= kCount; i += 4) {
     const Float4 four = sum4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
     __builtin_memcpy(out + i, &four, sizeof(four));
   }
   PHOTON_UNROLL
-  for (int i = M * N / 4 * 4; i < M * N; ++i) out[i] = sum(acc[i]);
+  for (int i = kCount / 4 * 4; i < kCount; ++i) out[i] = sum(acc[i]);
 }
 
 // Calls an element into the cache, whether it exists or not.
@@ -55,7 +56,7 @@ PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&r
         acc[i * N + j] = fma(load_some(x + i * x_stride + at, k - at), b, acc[i * N + j]);
     }
   }
-  reduce_tile<M, N>(acc, out);
+  reduce<M * N>(acc, out);
 }
 
 }  // namespace

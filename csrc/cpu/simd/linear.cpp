@@ -15,10 +15,7 @@ constexpr int kTileTokens = 4, kTileRows = 3;  // 12 of 16 registers
 // What a pass over the weights keeps in caches: a block of tokens in the second level, and of a
 // tile's tokens and rows a piece of k in the first.
 constexpr int64_t kBlockFloats = 96 * 1024, kBlockTokens = 8 * kTileTokens, kPiece = 768;
-static_assert(kBlockTokens % kLanes == 0, "sums are written by whole vectors");
-
-// Tokens beside which the weights of the next rows are called in; later ones would find them there.
-constexpr int64_t kTokensAhead = 2 * kTileTokens;
+static_assert(kBlockTokens % kLanes == 0, "sums are reduced and rounded by whole vectors");
 
 // How far ahead of its place a single stream of weights is read: beyond what the hardware
 // prefetcher covers.
@@ -33,9 +30,9 @@ struct Block {
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
 };
 
-// Adds elements begin .. end, whole vectors, of M tokens times N rows to part p of their sums,
-// which are zeros before the first. The weights of the next rows are called in evenly over the
-// parts, so that memory never rests.
+// Adds elements begin .. end, whole vectors, of M tokens times N rows to part p of their sums;
+// those from 0 on begin the sums. Each part calls in its share of the next rows' elements begin ..
+// end, so that memory never rests.
 template <bool kAhead, int M, int N, typename T>
 PHOTON_INLINE void add_part(const Block<T>& b, int64_t token, int64_t row, int64_t begin,
                             int64_t end, int p, Lanes* sums) {
@@ -49,7 +46,7 @@ PHOTON_INLINE void add_part(const Block<T>& b, int64_t token, int64_t row, int64
     FloatPart weight[N];
     PHOTON_UNROLL
     for (int j = 0; j < N; ++j) {
-      if (kAhead) prefetch(rows, j * b.weight_stride + ahead);
+      if constexpr (kAhead) prefetch(rows, j * b.weight_stride + ahead);
       weight[j] = load_part(rows + j * b.weight_stride + at + p * kWidth);
     }
     PHOTON_UNROLL
@@ -80,13 +77,14 @@ PHOTON_INLINE void add_tile_of(int64_t tokens, const Block<T>& b, int64_t token,
   add_tile<kAhead, M, N>(b, token, row, begin, end, sums);
 }
 
-// All tokens against N rows, elements begin .. end, in tiles of nearly equal height.
+// All tokens against N rows, elements begin .. end, in tiles of nearly equal height, of which the
+// first calls in the weights of the next rows.
 template <int N, typename T>
 void add_tiles(const Block<T>& b, int64_t row, int64_t begin, int64_t end, Lanes* sums) {
   for (int64_t token = 0; token < b.tokens;) {
     const int64_t left = b.tokens - token, tiles = (left + kTileTokens - 1) / kTileTokens;
     const int64_t height = (left + tiles - 1) / tiles;
-    if (token < kTokensAhead) {
+    if (token == 0) {
       add_tile_of<true, N>(height, b, token, row, begin, end, sums + token * N);
     } else {
       add_tile_of<false, N>(height, b, token, row, begin, end, sums + token * N);
@@ -102,20 +100,20 @@ void add_rest(const Block<T>& b, int64_t row, Lanes* sums) {
   for (int j = 0; j < N; ++j) {
     const Lanes weight = load_some(b.weight + (row + j) * b.weight_stride + at, rest);
     for (int64_t token = 0; token < b.tokens; ++token) {
-      Lanes& sum = sums[token * N + j];
-      sum = fma(load_some(b.x + token * b.x_stride + at, rest), weight, sum);
+      Lanes& to = sums[token * N + j];
+      to = fma(load_some(b.x + token * b.x_stride + at, rest), weight, to);
     }
   }
 }
 
-// Reduces the sums, adds the bias and rounds. Every store but the last goes by whole vectors.
+// Reduces the sums, adds the bias and rounds, by whole vectors: sums behind the last are zeros.
 template <int N, typename T>
 void write_sums(const Block<T>& b, int64_t row, Lanes* sums) {
   const int64_t count = b.tokens * N;
   for (int64_t i = count; i % kLanes != 0; ++i) sums[i] = splat(0.0f);
   float dots[kBlockTokens * N];
   T rounded[kBlockTokens * N];
-  for (int64_t i = 0; i < count; i += kLanes) reduce_tile<kLanes, 1>(sums + i, dots + i);
+  for (int64_t i = 0; i < count; i += kLanes) reduce<kLanes>(sums + i, dots + i);
   if (b.bias != nullptr) {
     float bias[kLanes];
     store(bias, load_some(b.bias + row, N));
