@@ -37,8 +37,8 @@ from benchmarks.common.result import BenchmarkError
 from benchmarks.common.turns import Ask, Decoding, Steps, in_turns, sizes
 from benchmarks.host import bundled_tokenizer
 from photon_ext import Engine, SamplingParams
-from photon_ext.models.loader import load_model
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.loading.loader import load_model
+from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.sampling import from_callable
 
 MODES = ("plain", "device", "grammar", "alone", "one", "callable")

@@ -33,7 +33,7 @@ from benchmarks.common.session import Session
 from benchmarks.common.tables import Table
 from photon_ext import Engine, SamplingParams
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.loader import load_model, resolve_model
+from photon_ext.models.loading.loader import load_model, resolve_model
 from photon_ext.models.weights import DecoderWeights
 
 PROMPT = "The first thing that a traveller sees on coming over the pass is the lake, and behind it"

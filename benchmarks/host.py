@@ -33,7 +33,7 @@ from photon_ext.errors import PhotonError
 from photon_ext.testing.stub import StubDevice
 
 if TYPE_CHECKING:
-    from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.text.tokenizer import Tokenizer
 
 MODES = ("quiet", "handover", "text", "traffic")
 VOCABULARY = 151936
@@ -81,9 +81,9 @@ class TimedLoop:
 
 def bundled_tokenizer() -> Tokenizer:
     """SmolLM2's. Raises ImportError or PhotonError where a package for it is not installed."""
-    from photon_ext.models.gguf_file import GgufFile
-    from photon_ext.models.model_files import resolve_model
-    from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.loading.gguf_file import GgufFile
+    from photon_ext.models.loading.model_files import resolve_model
+    from photon_ext.models.text.tokenizer import Tokenizer
 
     return Tokenizer.from_gguf(GgufFile(resolve_model("smollm2")))
 

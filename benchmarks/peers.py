@@ -40,7 +40,7 @@ from benchmarks.engines.tables import files_table
 from photon_ext.cli.info import describe
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.hf_config import hf_config
+from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.weights import empty_weights
 
 SHARED_MEMORY = Path("/dev/shm")

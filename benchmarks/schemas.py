@@ -34,7 +34,7 @@ from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
 from photon_ext.engine.sizing import CPU_AUTOMATA_MIB
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.sampling.grammar import Grammar
 from photon_ext.sampling.pattern import NotRegular
 

@@ -22,7 +22,7 @@ from tests.few_cases import Case, few
 from tests.sanitizer.selection import selected, shard
 
 if TYPE_CHECKING:
-    from photon_ext.models.loader import LoadedModel
+    from photon_ext.models.loading.loader import LoadedModel
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL_PACKAGES = (
@@ -218,7 +218,7 @@ def smollm2() -> LoadedModel:
     takes seconds.
     """
     skip_without_smollm2()
-    from photon_ext.models.loader import load_model
+    from photon_ext.models.loading.loader import load_model
 
     return load_model("smollm2", torch.float32)
 

@@ -151,7 +151,7 @@ def test_benchmarks_with_random_weights_need_torch_alone(run: Run) -> None:
     out = run(
         """
 import torch
-from photon_ext.models import loader
+from photon_ext.models.loading import loader
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.weights import random_weights

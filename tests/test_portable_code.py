@@ -31,7 +31,7 @@ def with_ptx() -> list[str]:
     """The CUDA sources that include ptx.cuh, by way of others too."""
     return sorted(
         source.stem
-        for source in (CSRC / "cuda").glob("*.cu")
+        for source in (CSRC / "cuda").glob("*/*.cu")
         if CSRC / "cuda/ptx.cuh" in reached(source)
     )
 
@@ -72,7 +72,7 @@ def test_the_emulator_reports_the_accesses_of_all_kernels_of_a_chain(
         call = re.compile(r"^[^/\n]*\b(let_next_start|wait_for_earlier)\(\);", re.MULTILINE)
         return any(call.search(file.read_text()) for file in files)
 
-    chained = {source.stem for source in (CSRC / "cuda").glob("*.cu") if calls(source)}
+    chained = {source.stem for source in (CSRC / "cuda").glob("*/*.cu") if calls(source)}
     assert chained == set(setup_py.CHAINED) - {"kernels"}  # those that it is tested with
 
 
@@ -92,7 +92,7 @@ def test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cach
         *setup_py.NVCC_FLAGS.split(),
         "-arch=compute_80",
         "-ptx",
-        f"csrc/cuda/{name}.cu",
+        str(next(CSRC.glob(f"cuda/*/{name}.cu"))),
         "-o",
         str(ptx),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import DecoderWeights, random_weights
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.engines import peer
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights
 

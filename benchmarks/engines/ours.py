@@ -10,7 +10,7 @@ import photon_ext
 from benchmarks.common.session import Session
 from benchmarks.engines import peer
 from photon_ext import Engine, SamplingParams
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 
 SPARE = 8  # tokens beyond the window: no row may end while it is timed
 

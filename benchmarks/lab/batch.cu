@@ -1,5 +1,5 @@
-// The linears of a layer for a batch of tokens (csrc/cuda/batch_linear.cuh): checked against a
-// plain kernel, then timed as a chain under PDL whose weights come from memory, plan by plan.
+// The linears of a layer for a batch of tokens (csrc/cuda/linear/batch_linear.cuh): checked against
+// a plain kernel, then timed as a chain under PDL whose weights come from memory, plan by plan.
 //
 //     nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -I csrc benchmarks/lab/batch.cu -o
 //     /tmp/batch && /tmp/batch check && /tmp/batch tune qwen3-4b 128
@@ -20,7 +20,7 @@
 // steps of the weight ahead (+0.5 to +7 us), letting the next kernel start behind the last request
 // (+5), beginning at other columns in each CTA (+0.5), giving a stage back at once (-0.1 to +0.9),
 // rings of 76 KiB beside one of 150 (+18), and tiles of 256 tokens.
-#include "cuda/batch_linear.cu"
+#include "cuda/linear/batch_linear.cu"
 
 #include <algorithm>
 #include <cmath>

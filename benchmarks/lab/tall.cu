@@ -1,5 +1,6 @@
-// How the linears for many tokens should divide their work: every plan of csrc/cuda/stream_tall.cu
-// at the shapes of a model, timed, and its bits compared with those of the first plan.
+// How the linears for many tokens should divide their work: every plan of
+// csrc/cuda/linear/stream_tall.cu at the shapes of a model, timed, and its bits compared with those
+// of the first plan.
 //
 //     nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -I csrc benchmarks/lab/tall.cu -o
 //     /tmp/tall && /tmp/tall > tall.jsonl
@@ -20,7 +21,7 @@
 // Found: 1.7 and 1.6 times as long at 128 and 256 tokens, and as predicted from 1,024 on. Clusters
 // that shared tokens lost everywhere, and are gone; those that share rows win by 2 to 17 % from
 // 1,024 tokens on.
-#include "cuda/stream_tall.cu"
+#include "cuda/linear/stream_tall.cu"
 
 #include <algorithm>
 #include <cstdio>

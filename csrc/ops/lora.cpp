@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "cpu/lora.h"
-#include "cuda/lora.h"
+#include "cuda/lora/lora.h"
 #include "ops/dispatch.h"
 
 namespace photon::ops {

@@ -2,7 +2,7 @@
 #include "common/spatial.h"
 
 #include "cpu/spatial.h"
-#include "cuda/spatial.h"
+#include "cuda/step/spatial.h"
 #include "ops/dispatch.h"
 #include "ops/tables.h"
 

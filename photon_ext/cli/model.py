@@ -9,7 +9,7 @@ import photon_ext
 from photon_ext.cli.terminal import complain
 from photon_ext.engine import Engine
 from photon_ext.errors import ModelError
-from photon_ext.models.model_files import resolve_model
+from photon_ext.models.loading.model_files import resolve_model
 from photon_ext.row_params import flags
 from photon_ext.sampling import SamplingParams
 

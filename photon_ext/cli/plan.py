@@ -67,7 +67,7 @@ def planned(arguments: argparse.Namespace) -> str:
 def _config(model: str) -> ModelConfig:
     if model in NAMED_SHAPES:
         return NAMED_SHAPES[model]
-    from photon_ext.models.model_files import read_config
+    from photon_ext.models.loading.model_files import read_config
 
     try:
         return read_config(model)

@@ -12,7 +12,7 @@ from photon_ext.cli.terminal import complain, say
 from photon_ext.engine import Engine, Output
 from photon_ext.engine.options import EngineOptions, choose_device
 from photon_ext.errors import ConfigError
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.observe import timeline
 from photon_ext.observe.render.save import has_matplotlib
 from photon_ext.runtime.runtime import checked_device

@@ -28,7 +28,7 @@ from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.spatial import SpatialSkills
 from photon_ext.engine.thread import EngineThread
 from photon_ext.errors import QueueFull, RequestError, shown
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
     from photon_ext.models.config import ModelConfig
     from photon_ext.models.region import RegionConfig, RegionHeads
-    from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.text.tokenizer import Tokenizer
     from photon_ext.models.vision import VisionEncoder
     from photon_ext.models.weights import DecoderWeights
     from photon_ext.runtime.ports import RuntimePort

@@ -19,7 +19,7 @@ from photon_ext.sampling.pattern import NotRegular
 from photon_ext.sampling.token_automaton import TokenAutomaton
 
 if TYPE_CHECKING:
-    from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.text.tokenizer import Tokenizer
 
 # Compiled grammars, refused ones included. Most take some 100 kB, the worst 50 MB.
 MOST_KEPT = 32
@@ -95,7 +95,7 @@ class GrammarCompiler:
             )
         if self._vocabulary is None:
             # the package tokenizers is needed for this alone
-            from photon_ext.models.grammar_vocabulary import grammar_vocabulary
+            from photon_ext.models.text.grammar_vocabulary import grammar_vocabulary
 
             library = grammar_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
             names = self._tokenizer.token_id

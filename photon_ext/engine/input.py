@@ -31,7 +31,7 @@ from photon_ext.scheduling import Policy, Sequence
 from photon_ext.scheduling.policy import checked_key
 
 if TYPE_CHECKING:
-    from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

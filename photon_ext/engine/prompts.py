@@ -16,7 +16,7 @@ from photon_ext.errors import RequestError, describe, shown
 if TYPE_CHECKING:
     import numpy as np
 
-    from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = (

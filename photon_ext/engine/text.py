@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
 if TYPE_CHECKING:
-    from photon_ext.models.detokenizer import Detokenizer
+    from photon_ext.models.text.detokenizer import Detokenizer
 
 
 class TextReader:

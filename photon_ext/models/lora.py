@@ -169,7 +169,7 @@ class LoraSlots:
 
     def read(self, path: str | Path) -> torch.Tensor:
         """An adapter of PEFT, [words] on the host. Raises ModelError."""
-        from photon_ext.models.lora_file import read_lora  # only here is safetensors needed
+        from photon_ext.models.loading.lora_file import read_lora  # only here is safetensors needed
 
         return read_lora(path, self.shape, self._memory.dtype, pin=self._stream is not None)
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from photon_ext import ops
 from photon_ext.errors import ConfigError, shown
-from photon_ext.models.loader import checked_dtype
-from photon_ext.models.module_file import load_module
+from photon_ext.models.loading.loader import checked_dtype
+from photon_ext.models.loading.module_file import load_module
 from photon_ext.models.weights import Linear
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from torch.nn import functional
 from photon_ext.checks import check_count
 from photon_ext.errors import ConfigError
 from photon_ext.models.images import Crops, cut_image, read_image
-from photon_ext.models.loader import checked_dtype
-from photon_ext.models.module_file import load_module
+from photon_ext.models.loading.loader import checked_dtype
+from photon_ext.models.loading.module_file import load_module
 
 
 @dataclass(frozen=True)

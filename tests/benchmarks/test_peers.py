@@ -28,7 +28,7 @@ from benchmarks.engines.compiled import Compiled
 from benchmarks.engines.hugging_face import BLOCK_SIZE, sized
 from benchmarks.engines.ours import Ours
 from benchmarks.engines.peer import Setup, Tokens, Window, by_difference, by_steps
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
 HERE = ("ours", "hf-static", "compiled")  # in processes of their own, which take long to start

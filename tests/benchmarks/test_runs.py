@@ -23,7 +23,7 @@ from benchmarks.engines.process import run_module
 from photon_ext import Engine, SamplingParams
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
-from photon_ext.models.loader import LoadedModel
+from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.models.weights import empty_weights
 from tests.engine.byte_tokenizer import byte_tokenizer
 

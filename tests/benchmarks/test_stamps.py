@@ -32,7 +32,7 @@ def stamp(kernel: str, begin: int, columns: int = 64, sm: int = 0, **changed: in
 def test_a_build_has_stamps_only_if_asked_for(
     setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sources = sorted(setup_py.ROOT.glob("csrc/cuda/*.cu"))
+    sources = sorted(setup_py.ROOT.glob("csrc/cuda/*/*.cu"))
     rules = {}
     for wish in ("0", "1"):
         monkeypatch.setenv("PHOTON_STAMPS", wish)
@@ -47,7 +47,7 @@ def test_a_build_has_stamps_only_if_asked_for(
 def test_the_sources_with_stamps_are_those_that_setup_compiles_for_them(
     setup_py: ModuleType,
 ) -> None:
-    sources = setup_py.ROOT.glob("csrc/cuda/*.cu")
+    sources = setup_py.ROOT.glob("csrc/cuda/*/*.cu")
     taken = {path.stem for path in sources if "PHOTON_TAKE_STAMPS(" in path.read_text()}
     assert taken == set(setup_py.STAMPED)
 

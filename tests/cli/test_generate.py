@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import photon_ext
-from photon_ext.models.loader import LoadedModel
+from photon_ext.models.loading.loader import LoadedModel
 from tests.cli.command import run
 from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.tiny import saved_tiny_model

@@ -13,7 +13,7 @@ import pytest
 
 from photon_ext.cli.trace import mean_context
 from photon_ext.engine import Output
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.observe.render.save import has_matplotlib
 from tests.cli.command import environment, run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.text.tokenizer import Tokenizer
 
 VOCAB = 256
 

@@ -33,7 +33,7 @@ def _automata_have_time() -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="package")
 def _a_vocabulary_is_made_once() -> Iterator[None]:
     """For all engines of a tokenizer: it takes half a second."""
-    from photon_ext.models import grammar_vocabulary as module
+    from photon_ext.models.text import grammar_vocabulary as module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "grammar_vocabulary", cache(module.grammar_vocabulary))

@@ -18,7 +18,7 @@ from photon_ext.engine import Engine
 from photon_ext.engine.output import Output
 from photon_ext.engine.prompts import Prompt
 from photon_ext.engine.request_options import RequestKeywords
-from photon_ext.models.loader import LoadedModel, load_model
+from photon_ext.models.loading.loader import LoadedModel, load_model
 from photon_ext.runtime import TokenLogprobs
 from photon_ext.sampling import SamplingParams
 from tests.engine.byte_tokenizer import byte_tokenizer

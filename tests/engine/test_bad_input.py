@@ -16,7 +16,7 @@ import torch
 
 from photon_ext.engine import Engine, EngineOptions, Request
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.weights import DecoderWeights, Linear, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from tests.engine.simulated import WatchedDevice, engine_on

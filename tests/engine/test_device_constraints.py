@@ -14,7 +14,7 @@ import pytest
 from photon_ext.engine import Engine
 from photon_ext.engine.output import Output
 from photon_ext.errors import ConfigError
-from photon_ext.models.loader import LoadedModel
+from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.constraints import from_allowed_ids
 from tests.engine.test_grammar import QUESTIONS, SCHEMAS, an_engine

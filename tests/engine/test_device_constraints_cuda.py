@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from photon_ext.engine import Engine, Request
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.sampling import SamplingParams
 from tests.conftest import skip_without_smollm2
 from tests.engine.byte_tokenizer import byte_tokenizer

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from photon_ext.engine import Engine, Output
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.vision import VisionConfig, VisionEncoder
 from photon_ext.sampling import SamplingParams
 from tests.engine.byte_tokenizer import byte_tokenizer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from photon_ext.engine import Engine
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.test_embeds import check_embeds, check_embeds_under_pressure
 from tests.engine.test_engine_models import (

@@ -15,7 +15,7 @@ from photon_ext.checks import Backend
 from photon_ext.engine import Engine, options
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import Target, choose_backend, gpu_target
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.sampling import SamplingParams
 from tests.engine.test_engine_models import (

@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from benchmarks.cpu import reference_model
 from photon_ext.engine import Engine
-from photon_ext.models.loader import LoadedModel
+from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
 

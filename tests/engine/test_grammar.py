@@ -18,7 +18,7 @@ from photon_ext.engine import Engine
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
 from photon_ext.errors import RequestError
-from photon_ext.models.loader import LoadedModel
+from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.sampling import SamplingParams, from_allowed_ids, mask_threads
 from photon_ext.sampling.mask_threads import MaskThreads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from photon_ext.errors import ConfigError, QueueFull, RequestError
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on

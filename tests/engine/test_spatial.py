@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from photon_ext.checks import Limits
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.region import RegionConfig, RegionHeads
 from photon_ext.models.vision import VisionConfig, VisionEncoder
 from photon_ext.row_params import RowParams

@@ -13,7 +13,7 @@ import pytest
 import photon_ext
 
 if TYPE_CHECKING:
-    from photon_ext.models.loader import LoadedModel
+    from photon_ext.models.loading.loader import LoadedModel
 
 EXAMPLES = Path(photon_ext.__file__).parent / "examples"
 

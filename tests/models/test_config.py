@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
-from photon_ext.models.gguf_config import metadata_config
-from photon_ext.models.hf_config import hf_config
+from photon_ext.models.loading.gguf_config import metadata_config
+from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.rope import inverse_frequencies, rope_tables
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import empty_weights

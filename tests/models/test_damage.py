@@ -15,9 +15,9 @@ from tokenizers import models
 
 from photon_ext.errors import ModelError
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.gguf_file import GgufFile
-from photon_ext.models.hf_weights import INDEX_FILE, SINGLE_FILE
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.gguf_file import GgufFile
+from photon_ext.models.loading.hf_weights import INDEX_FILE, SINGLE_FILE
+from photon_ext.models.loading.loader import load_model
 from tests.models.tiny import LLAMA3_ROPE, VOCAB, saved_tiny_model, tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
@@ -326,7 +326,7 @@ def test_damage_that_nobody_foresaw_is_named_as_well(
     def fail(*args: object, **options: object) -> None:
         raise KeyError("surprise")
 
-    monkeypatch.setattr("photon_ext.models.model_files.hf_config", fail)
+    monkeypatch.setattr("photon_ext.models.loading.model_files.hf_config", fail)
     with pytest.raises(
         ModelError, match=rf"{broken.name}: cannot be read \(KeyError: 'surprise'\)"
     ) as raised:

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from photon_ext.errors import ConfigError
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.hf_config import hf_config
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import DEAD, Chunk, Harness

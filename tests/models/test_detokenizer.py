@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 from tokenizers.decoders import DecodeStream
 
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.text.tokenizer import Tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -113,7 +113,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[CountedStream]:
         made.append(CountedStream(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr("photon_ext.models.detokenizer.DecodeStream", make)
+    monkeypatch.setattr("photon_ext.models.text.detokenizer.DecodeStream", make)
     return made
 
 

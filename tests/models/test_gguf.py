@@ -10,11 +10,11 @@ import torch
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import RopeScaling
-from photon_ext.models.gguf_config import gguf_config
-from photon_ext.models.gguf_file import GgufFile
-from photon_ext.models.gguf_weights import load_gguf_weights
-from photon_ext.models.hf_config import hf_config
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.gguf_config import gguf_config
+from photon_ext.models.loading.gguf_file import GgufFile
+from photon_ext.models.loading.gguf_weights import load_gguf_weights
+from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.loader import load_model
 from photon_ext.models.rope import inverse_frequencies
 from photon_ext.models.weights import weight_slots
 from tests.models.tiny import TINY, tiny_model

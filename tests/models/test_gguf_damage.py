@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from photon_ext.errors import ModelError
-from photon_ext.models.gguf_file import GgufFile
-from photon_ext.models.loader import load_model
+from photon_ext.models.loading.gguf_file import GgufFile
+from photon_ext.models.loading.loader import load_model
 from tests.forked import run_script
 from tests.models.tiny import tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
@@ -78,7 +78,7 @@ def test_a_lying_count_does_not_take_time_or_memory(path: Path) -> None:
     code = f"""
 import resource
 from pathlib import Path
-from photon_ext.models.gguf_file import GgufFile
+from photon_ext.models.loading.gguf_file import GgufFile
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 try:
     GgufFile(Path({str(path)!r}))

@@ -10,9 +10,9 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.models.grammar_vocabulary import grammar_vocabulary
-from photon_ext.models.loader import LoadedModel
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.loading.loader import LoadedModel
+from photon_ext.models.text.grammar_vocabulary import grammar_vocabulary
+from photon_ext.models.text.tokenizer import Tokenizer
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 
 NO_TEXT = b"\xff"  # is in no UTF-8: the library never allows this byte

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from photon_ext.errors import ModelError
-from photon_ext.models.loader import load_model, resolve_model
+from photon_ext.models.loading.loader import load_model, resolve_model
 from tests.models.test_tokenizer import saved_tokenizer
 from tests.models.tiny import saved_tiny_model
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from photon_ext.errors import ConfigError, ModelError
-from photon_ext.models import model_files
-from photon_ext.models.loader import checked_dtype, load_model, resolve_model
+from photon_ext.models.loading import model_files
+from photon_ext.models.loading.loader import checked_dtype, load_model, resolve_model
 from tests.models.tiny import saved_tiny_model
 
 
@@ -146,7 +146,7 @@ def test_a_missing_package_says_how_to_get_it(
     real_import = builtins.__import__
 
     def without_safetensors(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "photon_ext.models.hf_weights":
+        if name == "photon_ext.models.loading.hf_weights":
             raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
         return real_import(name, *args, **kwargs)
 

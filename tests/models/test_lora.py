@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.loading.lora_file import read_lora
 from photon_ext.models.lora import LoraShape
-from photon_ext.models.lora_file import read_lora
 
 CONFIG = ModelConfig(Family.LLAMA, 16, 2, 4, 2, 8, 24, 31)
 SHAPE = LoraShape(CONFIG, 6)

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from photon_ext.errors import ModelError
-from photon_ext.models.hf_config import hf_config
-from photon_ext.models.hf_weights import INDEX_FILE, load_hf_weights
+from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.hf_weights import INDEX_FILE, load_hf_weights
 from photon_ext.models.weights import DecoderWeights
 from tests.models.tiny import saved_tiny_model
 

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from photon_ext.models.loader import LoadedModel, resolve_model
+from photon_ext.models.loading.loader import LoadedModel, resolve_model
 from tests.models.harness import Chunk, Harness
 from tests.models.tiny import greedy_ids
 

@@ -12,7 +12,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from photon_ext.errors import ModelError, RequestError
-from photon_ext.models.chat_template import ChatTemplate
+from photon_ext.models.text.chat_template import ChatTemplate
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 GROWN = "{% set ns = namespace(a=START, b=START) %}{% for i in range(100) %}STEP{% endfor %}"

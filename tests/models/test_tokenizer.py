@@ -20,11 +20,11 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from photon_ext.errors import ModelError, RequestError
-from photon_ext.models.chat_template import ChatTemplate
-from photon_ext.models.gguf_file import GgufFile
-from photon_ext.models.gguf_tokenizer import _PRE_TOKENIZERS, _pre_tokenizer
-from photon_ext.models.loader import LoadedModel, resolve_model
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.loading.gguf_file import GgufFile
+from photon_ext.models.loading.loader import LoadedModel, resolve_model
+from photon_ext.models.text.chat_template import ChatTemplate
+from photon_ext.models.text.gguf_tokenizer import _PRE_TOKENIZERS, _pre_tokenizer
+from photon_ext.models.text.tokenizer import Tokenizer
 from tests.models.tiny import tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 

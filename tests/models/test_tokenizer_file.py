@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from photon_ext.errors import ModelError, RequestError
-from photon_ext.models.tokenizer import Tokenizer
-from photon_ext.models.tokenizer_file import growth
+from photon_ext.models.text.tokenizer import Tokenizer
+from photon_ext.models.text.tokenizer_file import growth
 from tests.forked import run_script
 from tests.models.test_tokenizer import saved_tokenizer
 
@@ -87,7 +87,7 @@ def test_a_prefix_that_made_the_library_end_the_process(tmp_path: Path) -> None:
     }
     code = f"""
 from pathlib import Path
-from photon_ext.models.tokenizer import Tokenizer
+from photon_ext.models.text.tokenizer import Tokenizer
 try:
     Tokenizer.from_directory(Path({str(written(tmp_path, model=model))!r}))
 except ValueError as error:

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.hf_config import hf_config
-from photon_ext.models.hf_weights import load_hf_weights
+from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.hf_weights import load_hf_weights
 from photon_ext.models.weights import Linear, check_weights, random_weights, weight_slots
 from tests.models.tiny import TINY, saved_tiny_model
 
@@ -157,7 +157,7 @@ def test_a_head_that_repeats_the_embeddings_is_not_missed(tied: Path) -> None:
 def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(
     rows: int, tied: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("photon_ext.models.hf_weights._ROWS_COMPARED", rows)
+    monkeypatch.setattr("photon_ext.models.loading.hf_weights._ROWS_COMPARED", rows)
     head = load_file(tied / SINGLE)["model.embed_tokens.weight"].clone()
     head[-1, -1] += 1
     change_tensors(tied, lm_head__weight=head)

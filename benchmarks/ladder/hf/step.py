@@ -8,8 +8,8 @@ import torch
 
 import photon_ext
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.hf_config import hf_config
 from photon_ext.models.kernel_plan import plan_for
+from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.weights import empty_weights, weight_slots
 
 

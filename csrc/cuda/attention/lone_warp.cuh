@@ -1,0 +1,168 @@
+// A lone warp of split attention on its way through its tile ranges: when tiles are requested,
+// scored and added, and where the sums go. `Sums` is the arithmetic: warp_sums.cuh keeps the order
+// of summation of split_attention.cuh, batch_sums.cuh has one of its own.
+#pragma once
+#include "cuda/attention/warp_results.cuh"
+
+namespace photon::cuda {
+
+template <typename Sums>
+class LoneWarp {
+ public:
+  static constexpr int kHeadDim = Sums::kDims;
+  using Shape = WarpShape<kHeadDim>;
+  using Shared = WarpShared<kHeadDim>;
+
+  __device__ LoneWarp(const RopeParams& rope, float scale, const SplitGrid& grid,
+                      const Partials& partials, const CtaRanges<true>& ranges,
+                      TileLoader<kHeadDim>& loader, Shared& shared)
+      : rope_(rope),
+        scale_log2_(scale * kLog2E),
+        grid_(grid),
+        partials_(partials),
+        ranges_(ranges),
+        loader_(loader),
+        shared_(shared) {}
+
+  // One tile range after the other.
+  __device__ void attend() {
+    start_copies();
+#pragma unroll 1
+    for (int number = 0;; ++number) {
+      const RangeCursor& range = shared_.ranges[number % Shared::kRanges];
+      if (!range.has_range(grid_)) break;
+      attend_range(range);
+      __syncwarp();  // all lanes are done with the tile range and with what has been kept
+    }
+  }
+
+ private:
+  static constexpr int kAtOnce = Sums::kTilesAtOnce;
+  static constexpr uint32_t kAllAtOnce = (1u << kAtOnce) - 1;
+
+  __device__ void start_copies() {
+    loader_.advance();
+    loader_.template request_keys<Shape::kTiles>(0);
+  }
+
+  __device__ void attend_range(const RangeCursor& range) {
+    const bool is_live = queries_.prepare(rope_, grid_, range, shared_);
+    const int warps = ranges_.ranges_of(range);
+    new_position_ = range.new_position();
+    steps_ = range.steps(grid_);
+    sums_.clear();
+    const WarpResults<Sums> results(grid_, partials_, range, is_live, shared_);
+#pragma unroll 1
+    do {
+      attend_step();
+      const int split = steps_.split;
+      if (!steps_.advance(Shape::kStepTokens)) continue;
+      if (warps > 1) {
+        results.leave(sums_, split);
+        sums_.clear();
+      } else if constexpr (Sums::kBySplits) {
+        if (split != range.split) results.add_to_kept(sums_);
+        if (!steps_.is_done()) {
+          results.keep(sums_);
+          sums_.clear();
+        }
+      }
+    } while (!steps_.is_done());
+    if (warps == 1) {
+      results.write(sums_);
+    } else if (results.is_last_to_arrive(warps)) {
+      results.merge();
+    }
+  }
+
+  // When keys have been used, the values of the same positions are requested in their place; and
+  // then the keys of the next step, perhaps of another tile range, in the place of values.
+  __device__ void attend_step() {
+    const uint32_t loaded = loader_.loaded();
+    typename Sums::Step step;
+#pragma unroll
+    for (int tile = 0; tile < Shape::kTiles; tile += kAtOnce) {
+      score_tiles(step, tile, loaded >> tile & kAllAtOnce);
+      __syncwarp();  // all lanes have read the keys
+      loader_.template request_values<kAtOnce>(tile);
+    }
+    loader_.advance();
+    if (loader_.is_done()) let_next_start();
+    sums_.begin_step(step);
+#pragma unroll
+    for (int tile = 0; tile < Shape::kTiles; tile += kAtOnce) {
+#pragma unroll
+      for (int other = tile; other < tile + kAtOnce; ++other) {
+        if ((loaded >> other & 1) != 0) add_tile(step, other);
+      }
+      __syncwarp();  // all lanes have read the values
+      loader_.template request_keys<kAtOnce>(tile);
+    }
+  }
+
+  // `loaded`: a bit for each of kAtOnce tiles. The others are left out.
+  __device__ void score_tiles(typename Sums::Step& step, int first, uint32_t loaded) {
+    if (loaded == kAllAtOnce) {
+#pragma unroll
+      for (int tile = first; tile < first + kAtOnce; ++tile) await_keys(tile);
+      step.template score<kAtOnce>(first, queries_, shared_.tiles[first], tokens_from(first),
+                                   scale_log2_);
+      return;
+    }
+#pragma unroll
+    for (int tile = first; tile < first + kAtOnce; ++tile) {
+      if (kAtOnce > 1 && (loaded >> (tile - first) & 1) != 0) {
+        await_keys(tile);
+        step.template score<1>(tile, queries_, shared_.tiles[tile], tokens_from(tile), scale_log2_);
+      } else {
+        step.leave_out(tile);
+      }
+    }
+  }
+
+  __device__ void await_keys(int tile) {
+    wait_barrier(&shared_.full[tile], 0);
+    if (has_new(tile)) {
+      put_row<kHeadDim>(shared_.tiles[tile], new_token(tile), shared_.new_k);
+      fence_async_shared();
+      __syncwarp();
+    }
+  }
+
+  __device__ void add_tile(const typename Sums::Step& step, int tile) {
+    unsigned char* const values = shared_.tiles[tile];
+    const int32_t tokens = tokens_from(tile);
+    wait_barrier(&shared_.full[tile], 1);
+    if (tokens < kTileTokens || has_new(tile)) {
+      clear_rows<kHeadDim>(values, min(tokens, kTileTokens));
+      if (has_new(tile)) put_row<kHeadDim>(values, new_token(tile), shared_.new_v);
+      fence_async_shared();
+      __syncwarp();
+    }
+    sums_.add_tile(step, tile, values);
+  }
+
+  // How many positions of the tile range there are from a tile of the step on, where in the tile
+  // the new one is, and whether it is.
+  __device__ int32_t tokens_from(int tile) const {
+    return steps_.end - (steps_.at + tile * kTileTokens);
+  }
+  __device__ unsigned new_token(int tile) const {
+    return new_position_ - (steps_.at + tile * kTileTokens);
+  }
+  __device__ bool has_new(int tile) const { return new_token(tile) < kTileTokens; }
+
+  const RopeParams& rope_;
+  const float scale_log2_;
+  const SplitGrid& grid_;
+  const Partials& partials_;
+  const CtaRanges<true>& ranges_;
+  TileLoader<kHeadDim>& loader_;
+  Shared& shared_;
+  typename Sums::Queries queries_ = {};
+  Sums sums_;
+  RangeSteps steps_ = {};
+  int32_t new_position_ = -1;
+};
+
+}  // namespace photon::cuda

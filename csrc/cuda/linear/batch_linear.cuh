@@ -1,0 +1,105 @@
+// The linears of a batch of tokens, where a token need not have the bits that it has alone.
+//
+// A tile is 64 or 128 tokens by some rows of the weight: tokens are the left operand of the matrix
+// instruction, 64 for each warp group that multiplies, and rows the right one, any multiple of 8,
+// so that a CTA for each SM divides a weight nearly without rest. A CTA has one tile, or a part of
+// its columns. One warp fills two rings in shared memory by tensor copies, one with rows, which
+// come from memory, and one with x, which comes from L2 and has fewer stages; a stage is 64
+// columns. SwiGLU has gate and up rows by turns, so that both of an output end side by side in one
+// lane.
+//
+// A sum goes along its part of the columns, then parts are added in order. So it depends on the
+// shape and on the step's number of tokens, never on what other tokens are.
+#pragma once
+#include "cuda/linear/batch_fill.cuh"
+#include "cuda/linear/batch_finish.cuh"
+#include "cuda/tall_multiply.cuh"
+
+namespace photon::cuda::batch {
+
+// The sums of a warp group's tokens. While a step is multiplied, the one before is given back.
+template <int kBlocks, int kRows>
+__device__ void multiply(const Params& p, const Tile& tile, const Rings<kBlocks, kRows>& rings,
+                         int group, float (&sums)[kRows / 2]) {
+  using R = Rings<kBlocks, kRows>;
+  const int lane = threadIdx.x % kWarpSize;
+  Stage x_at, weight_at;
+#pragma unroll 1
+  for (int step = 0; step < tile.steps; ++step) {
+    wait_barrier(&rings.weight_full[weight_at.index], weight_at.parity);
+    wait_barrier(&rings.x_full[x_at.index], x_at.parity);
+    const HalfTileFragment x(rings.x + x_at.index * R::kXBytes +
+                             group * kBatchBlockTokens * kBatchRowBytes),
+        rows(rings.weight + weight_at.index * R::kWeightBytes);
+    warpgroup_begin();
+#pragma unroll
+    for (int depth = 0; depth < kSliceColumns / 16; ++depth)
+      multiply_rows(sums, x, rows, depth, step > 0 || depth > 0);
+    warpgroup_commit();
+    if (step > 0) {
+      warpgroup_wait_but<1>();
+      if (lane == 0) arrive(&rings.empty[(step - 1) % kBatchMaxStages]);
+    }
+    x_at.advance(p.x_stages);
+    weight_at.advance(p.weight_stages);
+  }
+  warpgroup_wait_but<0>();
+  warpgroup_settle(sums);
+}
+
+// The threads that multiply: their sums, with those of the other CTA of a cluster, to outputs.
+template <int kBlocks, int kRows, Finish kFinish>
+__device__ void multiply_and_finish(const Params& p, const Tile& tile,
+                                    const Rings<kBlocks, kRows>& rings, int group, int active) {
+  float sums[kRows / 2];
+  multiply<kBlocks, kRows>(p, tile, rings, group, sums);
+  wait_for_earlier();
+  unsigned char* const shared = rings.weight;
+  // All have read the rings, which are written over.
+  if constexpr (kFinish != Finish::kPartial) sync_threads(1, tile.live * kWarpgroupThreads);
+  if constexpr (kExchanges<kBlocks, kFinish>) {
+    if (p.splits > 1) {
+      using Sums = Exchange<kBlocks, kRows>;
+      const Sums exchange(shared, group);
+      exchange.leave(sums);
+      sync_cluster();
+      exchange.add(sums);
+      Writer<kRows, kFinish, Sums::kMine>{p, tile, group, active,
+                                          exchange.is_second ? Sums::kMine : 0}
+          .run(sums, shared + Sums::kBytes);
+      return;
+    }
+  }
+  Writer<kRows, kFinish, kRows / 8>{p, tile, group, active, 0}.run(sums, shared);
+}
+
+template <int kBlocks, int kRows, Finish kFinish>
+__device__ void run_block(const Params& p) {
+  let_next_start();
+  const int active = min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
+  const Tile tile(p, kTokens<kBlocks>, active);
+  if (tile.live == 0) return wait_for_earlier();  // and so does the other CTA of a cluster
+  const Rings<kBlocks, kRows> rings(p, dynamic_shared());
+  if (threadIdx.x < kBatchMaxStages) {
+    init_barrier(&rings.weight_full[threadIdx.x], 1);
+    init_barrier(&rings.x_full[threadIdx.x], 1);
+    init_barrier(&rings.empty[threadIdx.x], tile.live * (kWarpgroupThreads / kWarpSize));
+  }
+  if (threadIdx.x < kWarpSize) fence_barriers();
+  __syncthreads();
+  const bool meets = kExchanges<kBlocks, kFinish> && p.splits > 1;
+  const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+  if (group < tile.live) {
+    multiply_and_finish<kBlocks, kRows, kFinish>(p, tile, rings, group, active);
+  } else {
+    if (group == kBlocks) {
+      Filler<kBlocks, kRows, kFinish>(p, tile, rings).run();
+    } else {
+      wait_for_earlier();
+    }
+    if (meets) sync_cluster();
+  }
+  if (meets) sync_cluster();  // nobody reaches into a CTA that has ended
+}
+
+}  // namespace photon::cuda::batch

@@ -1,0 +1,87 @@
+// Linears of a batch of tokens (batch_linear.cuh): params, the part of the work that a CTA has, and
+// how its shared memory is divided.
+#pragma once
+#include "cuda/bf16.cuh"
+#include "cuda/half_tile_map.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/linear/batch_plan.h"
+#include "cuda/linear/ring_stage.cuh"
+#include "cuda/warpgroup.cuh"
+
+namespace photon::cuda::batch {
+
+struct Params {
+  HalfTileMap x;       // boxes of one slice of a tile's tokens
+  HalfTileMap weight;  // boxes of one slice of a tile's rows
+  Bf16* out;           // [tokens, n]; not kPartial
+  float* partial;      // kPartial: [splits, tokens, n]
+  const Bf16* bias;    // a value per row of the weight, or null; not kPartial
+  const int32_t* counts;
+  int64_t out_stride;
+  int tokens, n;
+  int steps;                    // slices of 64 columns, of all parts
+  int splits;                   // parts of the columns; kOutput: two are a cluster
+  int token_tiles, row_tiles;   // CTAs behind all of them have no work
+  int x_stages, weight_stages;  // of the rings
+};
+
+static_assert(kBatchBlockTokens == kWarpgroupRows && kBatchRowBytes == kSliceColumns * 2);
+
+template <int kBlocks>
+constexpr int kTokens = kBlocks * kBatchBlockTokens;
+template <int kBlocks>
+constexpr int kMultipliers = kBlocks * kWarpgroupThreads;
+template <int kBlocks>
+constexpr int kThreads = kMultipliers<kBlocks> + kWarpSize;
+// Registers of a thread, at most: where an SM is to hold a CTA of the next kernel beside this one,
+// about half of what there is.
+template <int kBlocks, int kRows>
+constexpr int kRegisters = kRows > 160                   ? 168
+                           : kBlocks == 1 || kRows > 128 ? 128
+                           : kRows > 96                  ? 112
+                                                         : 96;
+
+// Whether two parts of the columns may meet in a cluster.
+template <int kBlocks, Finish kFinish>
+constexpr bool kExchanges = kFinish == Finish::kOutput && kBlocks == 2;
+
+// The columns of out that a tile of so many rows has.
+template <int kRows, Finish kFinish>
+constexpr int kOutputs = kFinish == Finish::kSwiglu ? kRows / 2 : kRows;
+
+// Of a CTA: its part of the columns, as slices, and its tile. `live`: blocks that have tokens.
+struct Tile {
+  int part, first_token, row_tile, first_step, steps, live;
+
+  __device__ Tile(const Params& p, int tokens, int active) {
+    const int unit = static_cast<int>(blockIdx.x) / p.splits;
+    part = static_cast<int>(blockIdx.x) % p.splits;
+    row_tile = unit / p.token_tiles;
+    first_token = unit % p.token_tiles * tokens;
+    first_step = p.steps * part / p.splits;
+    steps = p.steps * (part + 1) / p.splits - first_step;
+    const int left = row_tile < p.row_tiles ? max(min(active - first_token, tokens), 0) : 0;
+    live = (left + kBatchBlockTokens - 1) / kBatchBlockTokens;
+  }
+};
+
+// Shared memory: rows' ring | x's ring | barriers. After the products: what the other CTA of a
+// cluster is to add, then outputs.
+template <int kBlocks, int kRows>
+struct Rings {
+  static constexpr int kWeightBytes = kRows * kBatchRowBytes;
+  static constexpr int kXBytes = kTokens<kBlocks> * kBatchRowBytes;
+
+  unsigned char *weight, *x;
+  Barrier *weight_full, *x_full;  // by stage: it has landed
+  Barrier* empty;                 // by step, modulo kBatchMaxStages: all warps have multiplied it
+
+  __device__ Rings(const Params& p, unsigned char* shared)
+      : weight(shared), x(shared + p.weight_stages * kWeightBytes) {
+    weight_full = reinterpret_cast<Barrier*>(x + p.x_stages * kXBytes);
+    x_full = weight_full + kBatchMaxStages;
+    empty = x_full + kBatchMaxStages;
+  }
+};
+
+}  // namespace photon::cuda::batch

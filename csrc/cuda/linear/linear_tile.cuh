@@ -1,0 +1,221 @@
+// The kernel of every linear, for the few tokens of a decode step: a CTA multiplies a tile of
+// tokens, as they are or normalized first, with the weight rows of its warps, and finishes the
+// products on the spot. A product has the same bits whichever of these ops computes it. Memory
+// bound there; right, but not fast, for long chunks.
+#pragma once
+#include "cuda/element.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/linear/dot.cuh"
+#include "cuda/linear/norm.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
+
+namespace photon::cuda {
+
+constexpr int kTileThreads = 256;
+constexpr int kTileWarps = kTileThreads / kWarpSize;
+constexpr int64_t kManyRows =
+    8192;  // from here on one row a warp is more than the GPU holds at once: share x among four
+constexpr int64_t kNormedBytes =
+    32 * 1024;  // of normalized tokens in shared memory at once; longer tokens come in pieces
+
+// What becomes of the products.
+enum class Finish {
+  kStore,   // out = x W^T + bias
+  kAdd,     // out += round(x W^T + bias)
+  kSwiglu,  // out = silu(x G^T + bias) * (x U^T + bias), where the weight is G, then U
+};
+
+// Weight rows, n apart, that make one output.
+template <Finish kFinish>
+constexpr int kFactors = kFinish == Finish::kSwiglu ? 2 : 1;
+
+struct TileParams {
+  void* out;                // [tokens, n]
+  const void* x;            // [tokens, k]
+  const void* norm_weight;  // [k]; unread by kernels that do not normalize
+  const void* weight;       // [kFactors * n, k]
+  const void* bias;         // [kFactors * n] or null
+  const int32_t* counts;    // [1] or null
+  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
+  float eps;
+  DType dtype;
+};
+
+// Shared memory of a CTA that normalizes its tokens: this, then the packs of a piece of each
+// token, one token after the other.
+template <int kTokens>
+struct alignas(16) NormShared {
+  float partial[kTokens][kWarpSize];  // sums of squares, one a warp of the norm's
+  float scales[kTokens];
+};
+
+// Packs of a token that are in shared memory at once. Pieces of whole steps leave the order of a
+// sum as it is.
+template <typename T, int kTokens>
+PHOTON_HOST_DEVICE inline int64_t piece_packs(int64_t k) {
+  constexpr int64_t kMost = kNormedBytes / (kTokens * sizeof(Pack<T>));
+  static_assert(kMost * kPack % kDotStep == 0);
+  const int64_t packs = (k + kPack - 1) / kPack;
+  return packs < kMost ? packs : kMost;
+}
+
+// shared.scales[t] = what token t is multiplied with, for the `active` tokens from x on. All
+// threads of the CTA must call it.
+template <typename T, int kTokens, bool kVector>
+__device__ inline void norm_scales(const TileParams& p, const T* x, int active,
+                                   NormShared<kTokens>& shared) {
+  static_assert(kTokens <= kTileWarps, "one warp adds up one token");
+  const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+  const int threads = norm_threads(p.k), warps = threads / kWarpSize;
+  for (int i = warp; i < active * warps; i += kTileWarps) {
+    const int t = i / warps, part = i % warps;
+    const auto load = [&](int64_t d) {
+      return load_pack<kVector>(x + t * p.x_stride + d, p.k - d);
+    };
+    const float squares = warp_sum(sum_squares(load, p.k, part * kWarpSize + lane, threads));
+    if (lane == 0) shared.partial[t][part] = squares;
+  }
+  __syncthreads();
+  if (warp < active) {
+    const float squares = sum_partials(shared.partial[warp], warps);
+    if (lane == 0) shared.scales[warp] = norm_scale(squares, p.k, p.eps);
+  }
+  __syncthreads();
+}
+
+// add_dots of the normalized tokens, `active` of them from x on. All threads of the CTA must call
+// it; a warp without rows only helps to normalize.
+template <typename T, int kTokens, int kRows, bool kVector>
+__device__ inline void add_normed_dots(const TileParams& p, const T* x, int active, bool has_rows,
+                                       const T* const (&w)[kRows], float (&sums)[kTokens][kRows]) {
+  auto& shared = *reinterpret_cast<NormShared<kTokens>*>(dynamic_shared());
+  Pack<T>* const normed = reinterpret_cast<Pack<T>*>(&shared + 1);
+  const int token_packs = static_cast<int>(piece_packs<T, kTokens>(p.k));
+  norm_scales<T, kTokens, kVector>(p, x, active, shared);
+  const T* tokens[kTokens];
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) tokens[t] = normed[(t < active ? t : 0) * token_packs].e;
+
+  const int64_t piece = static_cast<int64_t>(token_packs) * kPack;
+  for (int64_t begin = 0; begin < p.k; begin += piece) {
+    const int64_t count = p.k - begin < piece ? p.k - begin : piece;
+    const int packs = static_cast<int>((count + kPack - 1) / kPack);
+    if (begin > 0) __syncthreads();  // all have read the piece before
+    for (int i = threadIdx.x; i < active * packs; i += kTileThreads) {
+      const int t = i / packs, pack = i % packs;
+      const int64_t d = begin + pack * kPack, rest = p.k - d;
+      const Pack<T> raw = load_pack<kVector>(x + t * p.x_stride + d, rest);
+      const auto gain = load_pack<kVector>(static_cast<const T*>(p.norm_weight) + d, rest);
+      normed[t * token_packs + pack] = normalized(raw, gain, shared.scales[t]);
+    }
+    __syncthreads();
+    if (!has_rows) continue;
+    const T* rows[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rows[r] = w[r] + begin;
+    add_dots<T, kTokens, kRows, kVector>(tokens, rows, count, sums);
+  }
+}
+
+// Writes output `n` of a token from the sums of its weight rows.
+template <Finish kFinish, typename T>
+__device__ inline void finish(const TileParams& p, int64_t token, int64_t n, const float* sums) {
+  float products[kFactors<kFinish>];
+#pragma unroll
+  for (int f = 0; f < kFactors<kFinish>; ++f) {
+    products[f] =
+        sums[f] + (p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[f * p.n + n]) : 0.0f);
+  }
+  T* out = static_cast<T*>(p.out) + token * p.out_stride + n;
+  if constexpr (kFinish == Finish::kStore) *out = from_float<T>(products[0]);
+  if constexpr (kFinish == Finish::kAdd)
+    *out = from_float<T>(to_float(*out) + rounded<T>(products[0]));
+  if constexpr (kFinish == Finish::kSwiglu)
+    *out = silu_times<T>(rounded<T>(products[0]), rounded<T>(products[1]));
+}
+
+// CTAs that share weight rows are neighbours, so that the rows come out of L2 after the first of
+// them. A tile that reaches past the last token or row repeats its first one, and drops those
+// results.
+template <Finish kFinish, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
+__global__ void __launch_bounds__(kTileThreads)
+    tile_kernel(const TileParams p, int64_t token_tiles) {
+  constexpr int kRows = kOutputs * kFactors<kFinish>;
+  const int64_t tokens = active_tokens(p.counts, p.tokens);
+  const int64_t first_token = blockIdx.x % token_tiles * kTokens;
+  const int64_t first =
+      (blockIdx.x / token_tiles * kTileWarps + threadIdx.x / kWarpSize) * kOutputs;
+  if (first_token >= tokens || (!kNorm && first >= p.n)) return;
+
+  const int active =
+      static_cast<int>(tokens - first_token < kTokens ? tokens - first_token : kTokens);
+  const T* x = static_cast<const T*>(p.x) + first_token * p.x_stride;
+  const T* w[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int64_t n = first + r / kFactors<kFinish>;
+    w[r] = static_cast<const T*>(p.weight) +
+           ((n < p.n ? n : first) + r % kFactors<kFinish> * p.n) * p.weight_stride;
+  }
+  float sums[kTokens][kRows];
+  clear_sums(sums);
+  if constexpr (kNorm) {
+    add_normed_dots<T, kTokens, kRows, kVector>(p, x, active, first < p.n, w, sums);
+    if (first >= p.n) return;
+  } else {
+    const T* tile[kTokens];
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) tile[t] = x + (t < active ? t : 0) * p.x_stride;
+    add_dots<T, kTokens, kRows, kVector>(tile, w, p.k, sums);
+  }
+  sum_lanes(sums);
+
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+    for (int o = 0; o < kOutputs; ++o) {
+      if (lane != t * kOutputs + o || t >= active || first + o >= p.n) continue;
+      finish<kFinish, T>(p, first_token + t, first + o, sums[t] + o * kFactors<kFinish>);
+    }
+  }
+}
+
+template <Finish kFinish, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
+int launch_tiles(const TileParams& p, void* stream) {
+  static_assert(kTokens * kOutputs <= kWarpSize, "one lane writes one output");
+  const int64_t token_tiles = ceil_div(p.tokens, kTokens);
+  const int64_t blocks = ceil_div(p.n, kTileWarps * kOutputs) * token_tiles;
+  const size_t shared =
+      kNorm ? sizeof(NormShared<kTokens>) + kTokens * piece_packs<T, kTokens>(p.k) * sizeof(Pack<T>)
+            : 0;
+  return launch(tile_kernel<kFinish, kNorm, T, kTokens, kOutputs, kVector>,
+                LaunchShape{blocks, kTileThreads, shared}, stream, p, token_tiles);
+}
+
+template <Finish kFinish, bool kNorm, typename T, int kOutputs>
+int launch_tokens(const TileParams& p, void* stream) {
+  if (p.tokens == 1) return launch_tiles<kFinish, kNorm, T, 1, kOutputs, true>(p, stream);
+  if (p.tokens == 2) return launch_tiles<kFinish, kNorm, T, 2, kOutputs, true>(p, stream);
+  if (p.tokens <= 4) return launch_tiles<kFinish, kNorm, T, 4, kOutputs, true>(p, stream);
+  return launch_tiles<kFinish, kNorm, T, 8, kOutputs, true>(p, stream);
+}
+
+// Enqueues the kernel; tokens and n are not 0.
+template <Finish kFinish, bool kNorm>
+int multiply(const TileParams& p, void* stream) {
+  const bool vectors = p.k % kPack == 0 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+                       are_whole_vectors(p.dtype, p.x_stride, p.weight_stride) &&
+                       (!kNorm || is_vector_aligned(p.norm_weight));
+  return with_dtype(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (!vectors) return launch_tiles<kFinish, kNorm, T, 4, 1, false>(p, stream);
+    if constexpr (kFactors<kFinish> == 1) {
+      if (p.n >= kManyRows) return launch_tokens<kFinish, kNorm, T, 4>(p, stream);
+    }
+    return launch_tokens<kFinish, kNorm, T, 1>(p, stream);
+  });
+}
+
+}  // namespace photon::cuda

@@ -1,0 +1,324 @@
+// stream_linear: the kernels, and their launches by op, number of tokens and shape.
+#include "cuda/linear/stream_linear.h"
+
+#include <algorithm>
+
+#include "common/hopper_columns.h"
+#include "cuda/linear/stream_narrow.cuh"
+#include "cuda/linear/stream_tall.h"
+#include "cuda/linear/stream_wide.cuh"
+#include "cuda/residency.cuh"
+
+namespace photon::cuda {
+namespace stream_linear {
+namespace {
+
+constexpr int kNarrowResidents = 2;  // the next kernel's ring fills while this one works
+
+template <typename Size, Epilogue kEpilogue>
+__global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
+    narrow_kernel(const __grid_constant__ Params p) {
+  if constexpr (kHopperCode) narrow::run_block<Size, kEpilogue>(p);
+}
+
+template <typename Size, Epilogue kEpilogue>
+__global__ void __launch_bounds__(wide::kCtaThreads<Size, kEpilogue>, Size::kResidents)
+    wide_kernel(const __grid_constant__ Params p) {
+  if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
+}
+
+constexpr int kGroupTokens = 64;          // of a launch
+constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this an SM holds two CTAs
+constexpr int kMaxSplitHalfTiles =
+    8;  // of a pair of CTAs: what they exchange lies in shared memory
+constexpr double kWorthSplitting = 0.9;
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput has a kernel of its own for CTAs
+                                     // with few tiles; kResidual always has
+constexpr int kFewTiles = 3;
+
+// Shared memory of a CTA, where an SM is to hold two of them or one.
+template <Epilogue kEpilogue>
+constexpr int shared_room(int residents) {
+  if (residents == 1) return kOnlyBlock;
+  return kEpilogue == Epilogue::kResidual ? kLargerBlock : kSmallerBlock;
+}
+
+// Which part of the SMs' time is used if `groups` of them divide `half_tiles`.
+double balance(int64_t half_tiles, int64_t groups) {
+  return static_cast<double>(half_tiles) / (groups * ceil_div(half_tiles, groups));
+}
+
+// How many split-K parts: two, unless pairs of CTAs divide the rows worse. A CTA with half of the
+// columns reads half as much of x, which counts where tokens are many. The answer depends on the
+// shape and the device alone, and each part has a chunk at least.
+int choose_split(int64_t n, int64_t k, int sms) {
+  const int64_t half_tiles = ceil_div(n, kHalfTileRows), pairs = sms / 2;
+  if (pairs == 0 || k < 2 * kChunk || ceil_div(half_tiles, pairs) > kMaxSplitHalfTiles) return 1;
+  return balance(half_tiles, pairs) >= kWorthSplitting * balance(half_tiles, sms) ? 2 : 1;
+}
+
+// Deals the rows out to CTAs; returns how many CTAs there are.
+template <Epilogue kEpilogue>
+int deal_rows(Params& p, int sms) {
+  const int64_t half_tiles = ceil_div(p.n, kHalfTileRows);
+  const int row_blocks = std::max(sms / p.split, 1);
+  p.half_tiles_each = static_cast<int>(half_tiles / row_blocks);
+  p.half_tiles_extra = static_cast<int>(half_tiles % row_blocks);
+  p.most_tiles =
+      static_cast<int>(ceil_div(ceil_div(half_tiles, row_blocks), tile_half_tiles<kEpilogue>(p)));
+  return row_blocks * p.split;
+}
+
+// `room`: bytes of shared memory that the rest of a layout leaves to the ring.
+int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
+
+// How many things a pass takes, if `all` are done in as few passes as possible of at most `most`
+// each, and evenly.
+int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
+
+template <typename Size, Epilogue kEpilogue>
+int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
+  constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
+  constexpr int kMostPeerTiles = kMaxSplitHalfTiles / kTileHalfTiles;
+  constexpr int kLeast =
+      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds)
+          .end;
+  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kHalfTileBytes,
+                "a stage is filled while the one after it is read");
+  p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
+  const bool has_half_tiles =
+      p.half_tiles_each + (p.half_tiles_extra > 0 ? 1 : 0) < tile_half_tiles<kEpilogue>(p);
+  p.stage_bytes = has_half_tiles ? narrow::kHalfTileBytes : 2 * narrow::kHalfTileBytes;
+  const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
+  p.stages = fit_stages(p, kRoom - rest.end);
+  LaunchShape shape{blocks, narrow::kThreads};
+  shape.shared_bytes = kRoom;
+  shape.cluster = static_cast<unsigned>(p.split);
+  shape.pdl = pdl;
+  return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
+}
+
+// Tiles of an M tile; the last M tile of a CTA may have fewer.
+int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }
+
+// Divides a CTA's shared memory between the rings.
+template <typename Size, Epilogue kEpilogue>
+Params with_rings(Params p) {
+  constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  p.m_tile_tiles = even_m_tile(p.most_tiles);
+  p.pass_tiles =
+      even_passes(static_cast<int>(ceil_div(p.most_tiles, p.m_tile_tiles)), Size::kMTiles);
+  p.stage_bytes = p.m_tile_tiles * wide::kTileBytes;
+  const wide::Layout<Size> rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k,
+                                !kAdds, kAdds);
+  const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
+  const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
+  // The rings divide it as the traffic does: for each step of x there are the weights of a pass's M
+  // tiles. What is left over goes to the weights, which take longer to arrive.
+  const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
+  p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
+  p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
+  return p;
+}
+
+template <typename Size, Epilogue kEpilogue>
+int launch_wide(Params p, int blocks, bool pdl, void* stream) {
+  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kMTileBytes - wide::kTileBytes,
+                "an instruction reads what lies behind a stage");
+  if (const int error = make_half_tile_map(p.tokens_map, wide::kStepSlices, p.x, p.tokens, p.k,
+                                           p.x_stride, Size::kTokens))
+    return error;
+  LaunchShape shape{blocks, wide::kCtaThreads<Size, kEpilogue>};
+  shape.shared_bytes = shared_room<kEpilogue>(Size::kResidents);
+  shape.cluster = static_cast<unsigned>(p.split);
+  shape.pdl = pdl;
+  return launch(wide_kernel<Size, kEpilogue>, shape, stream, with_rings<Size, kEpilogue>(p));
+}
+
+// The weight, by parts of its columns.
+template <Epilogue kEpilogue>
+int make_weight_maps(Params& p, int slices, const Bf16* weight, int64_t stride) {
+  const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
+  for (int part = 0; part < p.split; ++part) {
+    const int column = part * p.k_each;
+    if (const int error = make_half_tile_map(p.weight[part], slices, weight + column, rows,
+                                             std::min(p.k_each, p.k - column), stride)) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+template <Epilogue kEpilogue>
+int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
+                      void* stream) {
+  const int blocks = deal_rows<kEpilogue>(p, sms);
+  if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride))
+    return error;
+  using Few = narrow::Size<kFewTiles, 4>;
+  const bool is_few = p.most_tiles <= kFewTiles;
+  if constexpr (kEpilogue == Epilogue::kResidual) {
+    if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
+    return launch_narrow<narrow::Size<4, 4>, kEpilogue>(
+        p, blocks, pdl, stream);  // as many tiles as a pair of CTAs shares
+  } else {
+    // The width decides, because QKV and gate/up of a model have the same: in wide models both run
+    // the same code, which then stays in the caches (stream_common.cuh).
+    if (is_few && p.k <= kOwnCodeWidth)
+      return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
+    return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, pdl, stream);
+  }
+}
+
+template <Epilogue kEpilogue>
+int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
+                       void* stream) {
+  const int blocks = deal_rows<kEpilogue>(p, sms);
+  if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
+    return error;
+  // Two passes over x are better than one, if that leaves room for CTAs of the next kernel beside
+  // these. Three passes are not, and neither is a ring of one stage, which has to be read before it
+  // is filled again.
+  using Small = wide::Size<32, 1, 2>;
+  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kTwoCtaColumns &&
+                        with_rings<Small, kEpilogue>(p).stages > 1;
+  if (p.tokens <= 16) {
+    if (p.k <= kTwoCtaColumns)
+      return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, pdl, stream);
+    return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, pdl, stream);
+  }
+  if (p.tokens <= 32) {
+    if (is_small) return launch_wide<Small, kEpilogue>(p, blocks, pdl, stream);
+    return launch_wide<wide::Size<32, 3, 1>, kEpilogue>(p, blocks, pdl, stream);
+  }
+  return launch_wide<wide::Size<64, 1, 1>, kEpilogue>(p, blocks, pdl, stream);
+}
+
+template <Epilogue kEpilogue>
+int launch_group(const Params& p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
+                 void* stream) {
+  return p.tokens <= narrow::kTokens
+             ? launch_few_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream)
+             : launch_many_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream);
+}
+
+// `p` describes all tokens. `workspace`: where x is normalized for many tokens; without it they go
+// in groups.
+template <Epilogue kEpilogue>
+int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, float* workspace, bool pdl,
+                  void* stream) {
+  const int count = sms(), tokens = p.tokens;
+  p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
+  p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
+  if (tokens > kGroupTokens &&
+      (kEpilogue == Epilogue::kResidual || (workspace != nullptr && is_vector_aligned(workspace))))
+    return launch_tall<kEpilogue>(p, weight, weight_stride, workspace, pdl, stream);
+  for (; p.first_token < tokens; p.first_token += kGroupTokens) {
+    p.tokens = std::min(tokens - p.first_token, kGroupTokens);
+    if (const int error = launch_group<kEpilogue>(p, count, weight, weight_stride, pdl, stream))
+      return error;
+    p.x += kGroupTokens * static_cast<int64_t>(p.x_stride);
+    p.out += kGroupTokens * static_cast<int64_t>(p.out_stride);
+  }
+  return cudaSuccess;
+}
+
+// What the three ops' params have in common; `out` and the rest are the op's own.
+template <typename OpParams>
+Params common_params(const OpParams& op, int64_t n, int64_t k) {
+  Params p = {};
+  p.x = static_cast<const Bf16*>(op.x);
+  p.bias = static_cast<const Bf16*>(op.bias);
+  p.counts = op.counts;
+  p.x_stride = static_cast<int>(op.x_stride);
+  p.tokens = static_cast<int>(op.tokens);
+  p.n = static_cast<int>(n);
+  p.k = static_cast<int>(k);
+  p.per_column = 1.0f / static_cast<float>(k);
+  return p;
+}
+
+// Of rows that lie apart, and near enough for offsets of a few tokens in 32 bits.
+bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kTokenTile; }
+
+constexpr const char* kMisaligned = "a pointer or a row stride is no multiple of 16 bytes";
+constexpr const char* kTooLarge = "sizes or strides are beyond what 32 bits index";
+
+static_assert(kHopperColumns == kSliceColumns);
+
+template <typename OpParams>
+const char* misfit(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride,
+                   int64_t out_stride, bool normalizes) {
+  if (const char* device = hopper_device_misfit()) return device;
+  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
+  if (const char* columns = hopper_columns_misfit(k, normalizes)) return columns;
+  const bool is_small = p.tokens <= INT32_MAX - kGroupTokens && 2 * n < INT32_MAX - 16 &&
+                        is_stride(p.x_stride) && is_stride(weight_stride) && is_stride(out_stride);
+  if (!is_small) return kTooLarge;
+  const bool is_aligned = is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+                          are_whole_vectors(p.dtype, p.x_stride, weight_stride);
+  return is_aligned ? nullptr : kMisaligned;
+}
+
+}  // namespace
+}  // namespace stream_linear
+
+bool has_hopper() { return hopper_runs(); }
+
+const char* stream_misfit(const NormLinearParams& p) {
+  if (const char* why =
+          stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.out_stride, /*normalizes=*/true))
+    return why;
+  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
+}
+
+const char* stream_misfit(const LinearResidualParams& p) {
+  if (const char* why = stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.residual_stride,
+                                              /*normalizes=*/false))
+    return why;
+  if (p.n % kHalfTileRows != 0) return "the residual's width is no multiple of 8";
+  const bool is_aligned =
+      is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
+  return is_aligned ? nullptr : stream_linear::kMisaligned;
+}
+
+const char* stream_misfit(const NormSwigluParams& p) {
+  if (const char* why = stream_linear::misfit(p, p.intermediate, p.hidden, p.hidden, p.out_stride,
+                                              /*normalizes=*/true))
+    return why;
+  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
+}
+
+int stream_norm_linear(const NormLinearParams& op, void* stream) {
+  stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
+  p.out = static_cast<Bf16*>(op.out);
+  p.gain = static_cast<const Bf16*>(op.norm_weight);
+  p.out_stride = static_cast<int>(op.out_stride);
+  p.eps = op.eps;
+  return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
+      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.workspace, op.pdl, stream);
+}
+
+int stream_linear_residual(const LinearResidualParams& op, void* stream) {
+  stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
+  p.out = static_cast<Bf16*>(op.residual);
+  p.out_stride = static_cast<int>(op.residual_stride);
+  return stream_linear::launch_tokens<stream_linear::Epilogue::kResidual>(
+      p, static_cast<const Bf16*>(op.weight), op.weight_stride, nullptr, op.pdl, stream);
+}
+
+int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
+  stream_linear::Params p = stream_linear::common_params(op, op.intermediate, op.hidden);
+  p.out = static_cast<Bf16*>(op.out);
+  p.gain = static_cast<const Bf16*>(op.norm_weight);
+  p.out_stride = static_cast<int>(op.out_stride);
+  p.eps = op.eps;
+  p.is_swiglu = true;
+  return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
+      p, static_cast<const Bf16*>(op.weight), op.hidden, op.workspace, op.pdl, stream);
+}
+
+}  // namespace photon::cuda
+
+PHOTON_TAKE_STAMPS(linears)

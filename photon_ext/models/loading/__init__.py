@@ -1,0 +1,1 @@
+"""From files to configs and weights: Hugging Face directories, GGUF files, adapters."""

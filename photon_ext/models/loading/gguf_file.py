@@ -1,0 +1,102 @@
+"""GgufFile: the metadata and tensors of a GGUF file, through the `gguf` package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from gguf import dequantize
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
+
+from photon_ext.errors import ModelError, shortened
+from photon_ext.models.loading.gguf_reader import GgufReader
+from photon_ext.models.text.text_files import check_regular
+
+_MAGIC = b"GGUF"
+
+
+class GgufFile:
+    """An open GGUF file.
+
+    Attributes:
+        path: where it is.
+        fields: metadata by key; arrays are lists, strings are str.
+        tensor_names: names of all tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens and maps the file.
+
+        Raises ModelError, naming it, where it is missing, damaged or not GGUF.
+        """
+        self.path = path
+        check_regular(path)
+        try:
+            with path.open("rb") as file:
+                magic, version = file.read(len(_MAGIC)), file.read(4)
+        except OSError as error:
+            raise ModelError(
+                f"{path}: cannot be read ({error.strerror}); expected a GGUF file"
+            ) from error
+        if magic != _MAGIC:
+            raise ModelError(
+                f"{path}: starts with {magic!r}, expected {_MAGIC!r}; this is not a GGUF file"
+            )
+        self._check_version(version)
+        try:
+            reader = GgufReader(path)
+            self.fields: Mapping[str, Any] = {
+                key: field.contents() for key, field in reader.fields.items()
+            }
+        except (
+            Exception
+        ) as error:  # the reader indexes its memory map: damage shows as whatever numpy raises
+            size = path.stat().st_size
+            raise ModelError(
+                f"{path}: damaged or cut short at {size} bytes ({shortened(str(error))}); download "
+                "it again"
+            ) from error
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def _check_version(self, version: bytes) -> None:
+        """Raises ModelError for a version that the package does not read, in either order of bytes.
+
+        Too few bytes are damage.
+        """
+        numbers = [int.from_bytes(version, order) for order in ("little", "big")]
+        known = READER_SUPPORTED_VERSIONS
+        if len(version) == 4 and not any(number in known for number in numbers):
+            raise ModelError(
+                f"{self.path}: GGUF version {numbers[0]}, but gguf reads {list(known)}; convert "
+                "the model again, or update gguf"
+            )
+
+    @property
+    def tensor_names(self) -> set[str]:
+        return set(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, outermost dimension first. KeyError: there is no such tensor."""
+        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor, dequantized to float32 on the CPU, outermost dimension first.
+
+        Raises:
+            KeyError: there is no such tensor.
+            ModelError: the gguf package cannot dequantize it.
+        """
+        stored = self._tensors[name]
+        try:
+            values = dequantize(stored.data, stored.tensor_type)
+        except NotImplementedError as error:
+            kind = stored.tensor_type.name
+            raise ModelError(
+                f"{self.path}: {name} is quantized as {kind}, which the gguf package cannot read; "
+                "use another file"
+            ) from error
+        return torch.from_numpy(
+            values.copy()
+        )  # a copy: float32 tensors come as a read-only view of the file

@@ -1,0 +1,131 @@
+"""ModelConfig from a Hugging Face config.json.
+
+A file that asks for something the decoder does not do (another architecture, sliding windows,
+partial rotary embeddings, ...) is refused here, by name, before any weight is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from photon_ext.errors import ModelError, shown
+from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind, unsupported
+from photon_ext.models.loading.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
+
+_ARCHITECTURES = {Family.LLAMA: "LlamaForCausalLM", Family.QWEN3: "Qwen3ForCausalLM"}
+_QWEN3_HEAD_DIM = 128  # transformers' default
+
+
+def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
+    """Reads a config dictionary, in the spelling of transformers 5 (`rope_parameters`) or older.
+
+    Raises ModelError, naming `source`, for an unsupported architecture or option, and for a key
+    that is missing or damaged.
+    """
+    fields = ConfigReader(values, source)
+    family = _family(fields, source)
+    _refuse_options(fields, source)
+    hidden, q_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
+    max_positions = fields.positive("max_position_embeddings", most=MAX_POSITIONS)
+    theta, scaling = _rope(fields, max_positions, source)
+    return ModelConfig(
+        family=family,
+        hidden=hidden,
+        layers=fields.positive("num_hidden_layers", most=MAX_LAYERS),
+        q_heads=q_heads,
+        kv_heads=fields.positive("num_key_value_heads", q_heads),
+        head_dim=fields.positive(
+            "head_dim", _QWEN3_HEAD_DIM if family is Family.QWEN3 else hidden // q_heads
+        ),
+        intermediate=fields.positive("intermediate_size"),
+        vocab=fields.positive("vocab_size"),
+        rms_eps=fields.number("rms_norm_eps"),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        attention_bias=fields.flag("attention_bias"),
+        mlp_bias=fields.flag("mlp_bias"),
+        max_positions=max_positions,
+        eos_ids=fields.token_ids("eos_token_id"),
+        prefers_float32=str(fields.get("dtype") or fields.get("torch_dtype"))
+        in ("float32", "torch.float32"),
+        source=source,
+    )
+
+
+def _family(fields: ConfigReader, source: str) -> Family:
+    architectures, model_type = fields.items("architectures"), fields.get("model_type")
+    for family, architecture in _ARCHITECTURES.items():
+        if (architectures[0] == architecture) if architectures else (model_type == family.value):
+            return family
+    raise unsupported(
+        f"architecture is {shown(architectures)}, model_type {shown(model_type)}", source
+    )
+
+
+def _refuse_options(fields: ConfigReader, source: str) -> None:
+    """Options that would silently change the numbers if they were ignored."""
+    activation = fields.get("hidden_act")
+    if activation not in (None, "silu"):
+        raise ModelError(f"{source}: hidden_act is {shown(activation)}, only 'silu' is supported")
+    quantization = fields.object("quantization_config")
+    if quantization is not None:
+        method = quantization.get("quant_method") or "unknown"
+        raise ModelError(
+            f"{source}: weights quantized with {shown(method)} are not supported; use plain "
+            "weights or a GGUF file"
+        )
+    others = [kind for kind in fields.items("layer_types") if kind != "full_attention"]
+    if others or (fields.get("use_sliding_window") and fields.get("sliding_window")):
+        raise ModelError(
+            f"{source}: sliding-window attention is not supported; use a model with full attention "
+            "in every layer"
+        )
+
+
+def _rope(fields: ConfigReader, max_positions: int, source: str) -> tuple[float, RopeScaling]:
+    """theta and scaling.
+
+    Older files keep theta beside `rope_scaling`, newer ones inside `rope_parameters`.
+    In a file with both `rope_scaling` counts, as in transformers: it was added by hand to a newer
+    file.
+    """
+    rope = (
+        fields.object("rope_scaling")
+        or fields.object("rope_parameters")
+        or ConfigReader({}, source)
+    )
+    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    for each in (rope, fields):
+        if each.get("partial_rotary_factor") not in (None, 1.0):
+            raise ModelError(
+                f"{source}: partial_rotary_factor is not 1; rotary embeddings over a part of the "
+                "head are not supported"
+            )
+    name = rope.get("rope_type") or rope.get("type") or "default"
+    if name == "default":
+        return theta, RopeScaling()
+    if name == "linear":
+        return theta, RopeScaling(RopeScalingKind.LINEAR, factor=rope.number("factor"))
+    if name == "llama3":
+        return theta, _llama3(rope, fields, max_positions)
+    raise ModelError(
+        f"{source}: rope scaling {shown(name)} is not supported; supported are 'default', 'linear' "
+        "and 'llama3'"
+    )
+
+
+def _llama3(rope: ConfigReader, fields: ConfigReader, max_positions: int) -> RopeScaling:
+    """The trained context stands in `rope`.
+
+    Where it stands in the file itself too, that counts, as in transformers.
+    """
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        rope.refuse("low_freq_factor", f"a number below high_freq_factor, which is {high}")
+    within = fields if fields.get("original_max_position_embeddings") is not None else rope
+    original = within.positive(
+        "original_max_position_embeddings", max_positions, most=MAX_POSITIONS
+    )
+    return RopeScaling(RopeScalingKind.LLAMA3, rope.number("factor"), low, high, original)

@@ -1,0 +1,225 @@
+"""DecoderWeights from a Hugging Face directory: one file, or shards and their index."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from photon_ext.errors import ModelError, shortened, shown
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.text.text_files import check_regular, present, read_json
+from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS_COMPARED = (
+    4096  # of the embeddings and the head at a time: neither is in memory as a whole for it
+)
+_WEIGHT_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
+# Some old checkpoints hold the rotary frequencies, which the config gives too.
+_IGNORED = "rotary_emb.inv_freq"
+_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
+
+
+class _Stored(NamedTuple):
+    """Where a tensor is: the file, and its open handle."""
+
+    path: Path
+    handle: Any
+
+
+def load_hf_weights(
+    directory: Path,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+) -> DecoderWeights:
+    """Reads every parameter of `config` from `directory`, converted to `dtype` on `device`.
+
+    Raises ModelError, naming the file and the tensor, where a file is missing or damaged, a tensor
+    is missing, of another shape or quantized, or not in the shard that the index names, or where
+    the files hold parameters that the model as configured would ignore: a head of its own where
+    config.json ties it to the embeddings is one.
+    """
+    expected = {
+        name: slot.shape
+        for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))
+    }
+    with ExitStack() as stack:
+        tensors = _open_all(directory, stack)
+        _check_names(directory, config, set(tensors), set(expected))
+        for (
+            name,
+            shape,
+        ) in (
+            expected.items()
+        ):  # before anything is allocated: a damaged size would ask for all the memory there is
+            _check(tensors[name], name, shape)
+        if config.tied_embeddings and _HEAD in tensors:
+            _check(tensors[_HEAD], _HEAD, expected[_EMBEDDING])
+            _check_tied(directory, tensors[_EMBEDDING], tensors[_HEAD], dtype)
+        weights = empty_weights(config, dtype, device)
+        for name, slot in weight_slots(config, weights):
+            _copy(tensors[name], name, slot)
+    return weights
+
+
+def _open_all(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
+    """The single file where there is one, as transformers does.
+
+    An index beside it may be left over.
+    """
+    if present(directory / SINGLE_FILE):
+        return _open(directory / SINGLE_FILE, stack)
+    if present(directory / INDEX_FILE):
+        return _open_shards(directory, stack)
+    others = sorted(p.name for p in directory.iterdir() if p.suffix in _WEIGHT_SUFFIXES)
+    if others:
+        names = shortened(", ".join(others[:4]))
+        found = f"found {names}, which is not read; convert it to safetensors"
+    else:
+        found = "found no weights; download them"
+    raise ModelError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")
+
+
+def _open_shards(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
+    """Each tensor from the shard that the index names for it, and from no other."""
+    places = _weight_map(directory / INDEX_FILE)
+    shards = sorted(set(places.values()))
+    missing = [name for name in shards if not present(directory / name)]
+    if missing:
+        names = shortened(", ".join(missing[:3]))
+        raise ModelError(
+            f"{directory}: {len(missing)} of {len(shards)} shards are missing ({names}); get them"
+        )
+    tensors: dict[str, _Stored] = {}
+    for shard in shards:
+        for name, stored in _open(directory / shard, stack).items():
+            if places.get(name) == shard:
+                tensors[name] = stored
+            elif not name.endswith(_IGNORED):
+                place = f"places in {shown(places[name])}" if name in places else "does not name"
+                raise ModelError(
+                    f"{directory / shard}: holds {shown(name)}, which {INDEX_FILE} {place}; "
+                    "the files belong to two models, download them again"
+                )
+    absent = next((name for name in places if name not in tensors), None)
+    if absent is not None:
+        raise ModelError(
+            f"{directory / places[absent]}: has no tensor {shown(absent)}, which {INDEX_FILE} "
+            "places there; "
+            "the files belong to two models, download them again"
+        )
+    return tensors
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Tensor to shard, each a plain name: what an index says must not lead out of its directory."""
+    places = read_json(path).get("weight_map")
+    if (
+        not isinstance(places, dict)
+        or not places
+        or not all(isinstance(name, str) for name in places.values())
+    ):
+        raise ModelError(
+            f"{path}: has no 'weight_map' object that names a shard for each tensor; download it "
+            "again"
+        )
+    for tensor, shard in places.items():
+        if shard in ("", ".", "..") or shard != Path(shard).name:
+            raise ModelError(
+                f"{path}: places {shown(tensor)} in {shown(shard)}, expected the name of a file in "
+                "the same directory"
+            )
+    return places
+
+
+def _open(path: Path, stack: ExitStack) -> dict[str, _Stored]:
+    check_regular(path)
+    try:
+        handle = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+        return dict.fromkeys(handle.keys(), _Stored(path, handle))
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise ModelError(
+            f"{path}: {size} bytes that are not a whole safetensors file "
+            f"({shortened(str(error))}); download it again"
+        ) from error
+
+
+def _check_names(directory: Path, config: ModelConfig, found: set[str], expected: set[str]) -> None:
+    missing = sorted(expected - found)
+    if missing:
+        raise ModelError(
+            f"{directory}: {len(missing)} of {len(expected)} parameters are missing, first "
+            f"{missing[0]!r}; "
+            f"config.json does not belong to these weights, or shards are missing"
+        )
+    ignorable = {_HEAD} if config.tied_embeddings else set()
+    extra = sorted(name for name in found - expected - ignorable if not name.endswith(_IGNORED))
+    if extra:
+        raise ModelError(
+            f"{directory}: {len(extra)} parameters would be ignored, first {shown(extra[0])}; "
+            "config.json does not belong to these weights, or they are quantized, biased or "
+            "adapters"
+        )
+
+
+def _check(stored: _Stored, name: str, expected: torch.Size) -> None:
+    described = stored.handle.get_slice(name)
+    shape, dtype = described.get_shape(), described.get_dtype()
+    if tuple(shape) != tuple(expected):
+        raise ModelError(
+            f"{stored.path}: {name} has shape {shown(shape)}, config.json asks for "
+            f"{list(expected)}; they do not belong together"
+        )
+    if dtype not in _DTYPES:
+        raise ModelError(
+            f"{stored.path}: {name} is stored as {dtype}; use a checkpoint in float32, float16 or "
+            "bfloat16"
+        )
+
+
+def _check_tied(directory: Path, embedding: _Stored, head: _Stored, dtype: torch.dtype) -> None:
+    """Some checkpoints hold tied embeddings twice.
+
+    They must be equal in the dtype that the model gets: only one of them is read.
+    """
+    rows = embedding.handle.get_slice(_EMBEDDING).get_shape()[0]
+    for start in range(0, rows, _ROWS_COMPARED):
+        ours, theirs = (
+            _rows(*of, start).to(dtype) for of in ((embedding, _EMBEDDING), (head, _HEAD))
+        )
+        if not torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True):
+            raise ModelError(
+                f"{directory}: config.json says tie_word_embeddings, but {_HEAD} "
+                f"({head.path.name}) differs from {_EMBEDDING} and would be "
+                f"ignored; set tie_word_embeddings to false in config.json"
+            )
+
+
+def _rows(stored: _Stored, name: str, start: int) -> torch.Tensor:
+    try:
+        part: torch.Tensor = stored.handle.get_slice(name)[start : start + _ROWS_COMPARED]
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{stored.path}: {name} cannot be read ({shortened(str(error))}); download the file "
+            "again"
+        ) from error
+    return part
+
+
+def _copy(stored: _Stored, name: str, slot: torch.Tensor) -> None:
+    try:
+        tensor = stored.handle.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{stored.path}: {name} cannot be read ({shortened(str(error))}); download the file "
+            "again"
+        ) from error
+    slot.copy_(tensor)

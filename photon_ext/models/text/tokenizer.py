@@ -1,0 +1,245 @@
+"""Tokenizer: text to ids and back, from tokenizer.json or the vocabulary of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, normalizers
+
+from photon_ext.errors import ModelError, RequestError, surrogate_in
+from photon_ext.models.loading.config_reader import ConfigReader
+from photon_ext.models.text.chat_template import ChatTemplate, Message
+from photon_ext.models.text.detokenizer import Detokenizer
+from photon_ext.models.text.text_files import present, read_json, read_text
+from photon_ext.models.text.tokenizer_file import library_errors, read_backend
+
+if TYPE_CHECKING:
+    from photon_ext.models.loading.gguf_file import GgufFile
+
+TOKENIZER_FILE = "tokenizer.json"
+_CONFIG_FILE = "tokenizer_config.json"
+_TEMPLATE_FILE = "chat_template.jinja"
+
+
+class Tokenizer:
+    """Encodes and decodes text.
+
+    Attributes:
+        vocab_size: number of ids, added tokens included (the model's vocabulary may be padded
+            beyond it).
+        bos_id, eos_id: ids of the tokens that begin and end a text, or None.
+        chat_template: None where the model has none.
+        source: the file, for errors.
+    """
+
+    def __init__(
+        self, backend: Backend, special_tokens: Mapping[str, str], template: str | None, source: str
+    ) -> None:
+        """`special_tokens`: texts by names such as "eos_token"; `source`: the file, for errors."""
+        self._backend = backend
+        self.source = source
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_id = self._special_id(special_tokens.get("bos_token"))
+        self.eos_id = self._special_id(special_tokens.get("eos_token"))
+        self.chat_template = ChatTemplate(template, special_tokens, source) if template else None
+        self._special_ids = frozenset(
+            token for token, added in backend.get_added_tokens_decoder().items() if added.special
+        )
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Tokenizer:
+        """Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they exist.
+
+        Raises:
+            ModelError: tokenizer.json is missing, or one of the files is damaged; the message names
+                it.
+        """
+        path = directory / TOKENIZER_FILE
+        if not present(path):
+            raise ModelError(
+                f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers "
+                "must be converted)"
+            )
+        backend = read_backend(path)
+        config = read_json(directory / _CONFIG_FILE) if present(directory / _CONFIG_FILE) else {}
+        return cls(backend, _special_tokens(config), _template(directory, config), str(path))
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> Tokenizer:
+        """Builds the tokenizer from the vocabulary and merges in a GGUF file.
+
+        Raises:
+            ModelError: the kind of tokenizer is not supported, or the vocabulary or the chat
+                template is damaged.
+        """
+        from photon_ext.models.text.gguf_tokenizer import (
+            gguf_backend,
+        )  # the package gguf is needed for this format alone
+
+        backend = gguf_backend(file)
+        tokens = file.fields.get("tokenizer.ggml.tokens", ())
+        special_tokens = {}
+        for name in ("bos_token", "eos_token"):
+            token_id = file.fields.get(f"tokenizer.ggml.{name}_id")
+            if isinstance(token_id, int) and 0 <= token_id < len(tokens):
+                special_tokens[name] = tokens[token_id]
+        template = ConfigReader(file.fields, str(file.path)).text("tokenizer.chat_template")
+        return cls(backend, special_tokens, template, str(file.path))
+
+    def most_characters(self, tokens: int) -> int | None:
+        """A text of more characters is sure to be more tokens than these. None: that cannot be
+        told, as any number of characters may be one unknown word, or some may be dropped.
+        """
+        backend = self._backend
+        is_kept = isinstance(backend.model, models.BPE) and backend.model.unk_token is None
+        is_kept = is_kept and isinstance(backend.decoder, decoders.ByteLevel)
+        if not is_kept or not isinstance(backend.normalizer, normalizers.NFC | None):
+            return None
+        longest = max(map(len, backend.get_vocab()), default=1)
+        together = 1 if backend.normalizer is None else 4  # characters that NFC makes one
+        return tokens * longest * together
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, behind the begin-of-text token if the model uses one.
+
+        `add_special_tokens`: False leaves that out.
+
+        Raises:
+            RequestError: the text cannot be written in UTF-8, or the tokenizer fails on it.
+        """
+        _check_unicode(text)
+        with library_errors(
+            RequestError, f"{self.source}: the tokenizer fails on this text; try another one"
+        ):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Ids of a conversation, ready for the answer, which may call `tools`.
+
+        Raises: as `chat_text`.
+        """
+        text = self.chat_text(messages, add_generation_prompt, tools)
+        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text of a conversation, with its special tokens.
+
+        Raises:
+            RequestError: there is no chat template, the template refuses the messages or fails, or
+                they are no list (or other sequence).
+        """
+        if self.chat_template is None:
+            raise RequestError(
+                f"{self.source} has no chat template; send a plain prompt instead of messages"
+            )
+        if messages is not None and (
+            not isinstance(messages, Sequence)
+            or isinstance(messages, (str, bytes, bytearray, memoryview))
+        ):
+            raise RequestError(
+                f"the conversation is a {type(messages).__name__}; "
+                f"expected a list of messages such as [{{'role': 'user', 'content': 'text'}}]"
+            )
+        for message in (
+            messages or ()
+        ):  # where a character stands is told before the template puts other text around it
+            for value in (
+                message.values() if isinstance(message, Mapping) else ()
+            ):  # what is no message the template refuses
+                if isinstance(value, str):
+                    _check_unicode(value)
+        return self.chat_template.render(messages, add_generation_prompt, tools)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`. Bytes that are no character become U+FFFD, ids without a token nothing.
+
+        Raises:
+            OverflowError: an id is negative, or 2**32 or more.
+            RequestError: the tokenizer fails on these ids.
+        """
+        with library_errors(
+            RequestError, f"{self.source}: the tokenizer fails on these {len(ids)} ids"
+        ):
+            text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A streaming decoder for one sequence."""
+
+        def left_out(token: int) -> bool:
+            return (
+                skip_special_tokens and token in self._special_ids
+            ) or self._backend.id_to_token(token) is None
+
+        return Detokenizer(self._backend, skip_special_tokens, left_out)
+
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json, for other libraries."""
+        text: str = self._backend.to_str()
+        return text
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its exact text in the vocabulary, such as "<|im_end|>", or None."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def _special_id(self, token: str | None) -> int | None:
+        return None if token is None else self.token_id(token)
+
+
+def _check_unicode(text: str) -> None:
+    surrogate = surrogate_in(text)
+    if surrogate is not None:  # perhaps a byte of a command line that is not UTF-8
+        raise RequestError(f"the prompt holds {surrogate}; give valid Unicode text")
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of tokenizer_config.json that name a token.
+
+    Each is a text, or an object with its text as `content`.
+    """
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else the entry in tokenizer_config.json.
+
+    Of several named templates it is the default one.
+    """
+    path = directory / _TEMPLATE_FILE
+    if present(path):
+        return read_text(path)
+    fields, entries = (
+        ConfigReader(config, str(directory / _CONFIG_FILE)),
+        config.get("chat_template"),
+    )
+    if not isinstance(entries, list):
+        return fields.text("chat_template")
+    if not all(
+        isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in entries
+    ):
+        fields.refuse(
+            "chat_template", "a text, or a list of objects with a 'name' and a 'template'"
+        )
+    return next(
+        (str(entry["template"]) for entry in entries if entry.get("name") == "default"), None
+    )
