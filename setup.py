@@ -9,9 +9,11 @@ build/build.ninja; ninja does the work.
                                            compiler, into build/emulated/
 
 PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built
-where nvcc is found. A GPU is not needed to build them, and neither is a torch with CUDA: _ops
-speaks torch's stable ABI and links the CUDA runtime statically. PHOTON_STAMPS=1 builds kernels that
-note the time at points within them, for benchmarks/lab/stamps.py.
+where nvcc is found and torch has CUDA. A GPU is not needed to build them, and with PHOTON_CUDA=1
+neither is a torch with CUDA: _ops speaks torch's stable ABI and links the CUDA runtime statically.
+PHOTON_SM_100=1 adds machine code for compute capability 10.0, where the Hopper kernels are
+untested. PHOTON_STAMPS=1 builds kernels that note the time at points within them, for
+benchmarks/lab/stamps.py.
 """
 
 from __future__ import annotations
@@ -51,11 +53,20 @@ NVCC_FLAGS = "-O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-fvisib
 LINK_FLAGS = "-shared -pthread -Wl,--as-needed"
 # compute capability to compile for -> the codes to keep; PTX of the oldest serves what is not
 # listed
-CUDA_ARCHS = {
-    "compute_80": "[sm_80,compute_80]",
-    "compute_90a": "sm_90a",
-    "compute_100a": "sm_100a",
-}
+PORTABLE_ARCHS = {"compute_80": "[sm_80,compute_80]", "compute_90a": "sm_90a"}
+HOPPER_ARCHS = {"compute_90a": "sm_90a"}
+# Only with PHOTON_SM_100=1, and then of every source: an early launch, which is allowed where the
+# Hopper kernels run, needs kernels that wait.
+SM_100_ARCHS = {"compute_100a": "sm_100a"}
+# whose kernels are launched where hopper_runs() alone: see csrc/cuda/launch.cuh
+HOPPER = (
+    "batch_linear",
+    "even_attention",
+    "split_attention",
+    "stream_linear",
+    "stream_tall",
+    "warp_attention",
+)
 OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
 # the stable ABI of torch 2.11: what is built runs on that version and later ones
 TORCH_TARGET = "0x020b000000000000"
@@ -65,7 +76,7 @@ PYTHON_TARGET = "0x030a0000"  # the limited API of Python 3.10
 EMULATOR_FLAGS = (
     "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas -Wno-psabi "
 )
-EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
+EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include -DPHOTON_SM_100"
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
 CHAINED = (
     "batch_linear",
@@ -155,18 +166,27 @@ def run(*command: str) -> str:
     ).stdout
 
 
+def torch_has_cuda() -> bool:
+    """Whether the torch to build with is one for CUDA, on any machine."""
+    import_build_tools()
+    import torch
+
+    return torch.version.cuda is not None
+
+
 def find_cuda() -> Cuda | None:
     """The toolkit to build with, or None.
 
-    PHOTON_CUDA=0 never looks; PHOTON_CUDA=1 never does without.
+    PHOTON_CUDA=0 never looks; PHOTON_CUDA=1 never does without. Otherwise a torch without CUDA
+    never looks either: it could run none of the kernels, which take minutes to build.
     """
     wish = os.environ.get("PHOTON_CUDA", "")
     if wish not in ("", "0", "1"):
         raise SetupError(
             f"PHOTON_CUDA={wish!r} is not understood: 1 insists on the CUDA kernels, 0 leaves them "
-            "out, unset detects nvcc"
+            "out, unset builds them where nvcc is found and torch has CUDA"
         )
-    if wish == "0":
+    if wish == "0" or (wish == "" and not torch_has_cuda()):
         return None
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     candidates = [f"{home}/bin/nvcc" for home in homes] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
@@ -202,6 +222,17 @@ def find_cuda() -> Cuda | None:
 def has_stamps() -> bool:
     """Whether PHOTON_STAMPS is 1."""
     return os.environ.get("PHOTON_STAMPS") == "1"
+
+
+def has_sm_100() -> bool:
+    """Whether PHOTON_SM_100 is 1."""
+    return os.environ.get("PHOTON_SM_100") == "1"
+
+
+def cuda_archs(source: Path) -> dict[str, str]:
+    """What a CUDA source is compiled for, and the codes to keep."""
+    archs = HOPPER_ARCHS if source.stem in HOPPER else PORTABLE_ARCHS
+    return archs | (SM_100_ARCHS if has_sm_100() else {})
 
 
 def import_build_tools() -> None:
@@ -294,7 +325,6 @@ class Plan:
     outputs: list[str] = field(default_factory=list)
 
     def write_rules(self) -> None:
-        archs = " ".join(f"-gencode arch={arch},code={code}" for arch, code in CUDA_ARCHS.items())
         self.lines += [
             f"builddir = {self.directory}",
             *(
@@ -308,21 +338,23 @@ class Plan:
                 "  description = link $out",
             ),
         ]
-        for rule, flags in (("nvcc", ""), ("nvcc_stamps", "-DPHOTON_STAMPS ")):
-            if self.cuda:
-                command = f"{self.cuda.nvcc} -MMD -MF $out.d {NVCC_FLAGS} {archs} {flags}-c $in"
-                self.lines += [
-                    f"rule {rule}",
-                    f"  command = {command} -o $out",
-                    "  depfile = $out.d",
-                    "  deps = gcc",
-                    "  description = nvcc $out",
-                ]
+        if self.cuda:
+            self.lines += [
+                "rule nvcc",
+                f"  command = {self.cuda.nvcc} -MMD -MF $out.d {NVCC_FLAGS} $flags -c $in -o $out",
+                "  depfile = $out.d",
+                "  deps = gcc",
+                "  description = nvcc $out",
+            ]
 
     def compile_cuda(self, source: Path) -> str:
-        if has_stamps() and source.stem in STAMPED:
-            return self.compile("nvcc_stamps", source, variant="stamps")
-        return self.compile("nvcc", source)
+        flags = [f"-gencode arch={arch},code={code}" for arch, code in cuda_archs(source).items()]
+        if has_sm_100():
+            flags.append("-DPHOTON_SM_100")
+        stamped = has_stamps() and source.stem in STAMPED
+        if stamped:
+            flags.append("-DPHOTON_STAMPS")
+        return self.compile("nvcc", source, " ".join(flags), "stamps" if stamped else "")
 
     def compile(self, rule: str, source: Path, flags: str = "", variant: str = "") -> str:
         target = object_file(source, variant)
@@ -435,17 +467,19 @@ def write_if_changed(path: Path, text: str) -> None:
         path.write_text(text)
 
 
+def built_codes() -> list[str]:
+    """The codes for which any CUDA source is compiled."""
+    archs = PORTABLE_ARCHS | HOPPER_ARCHS | (SM_100_ARCHS if has_sm_100() else {})
+    return [code for codes in archs.values() for code in codes.strip("[]").split(",")]
+
+
 def build_record(cuda: Cuda | None, cxx: str) -> str:
     """The source of photon_ext/_build_info.py: what the libraries beside it were built with."""
     import torch
 
     record = {
         "cuda": cuda.version if cuda else None,
-        "cuda_archs": [
-            code for codes in CUDA_ARCHS.values() for code in codes.strip("[]").split(",")
-        ]
-        if cuda
-        else [],
+        "cuda_archs": built_codes() if cuda else [],
         "cxx": run(cxx, "--version").splitlines()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,

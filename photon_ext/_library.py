@@ -111,8 +111,8 @@ def set_num_threads(threads: int) -> None:
 
 def hopper_runs() -> bool:
     """Whether the current GPU runs the Hopper kernels made for Hopper, which ops choose with
-    ``hopper=True``: compute capability 9.0; and 10.0, where they are untested, if the environment
-    variable PHOTON_HOPPER_ON_10 is 1.
+    ``hopper=True``: compute capability 9.0; and 10.0, where they are untested, in a build with
+    PHOTON_SM_100=1 if the environment variable PHOTON_HOPPER_ON_10 is 1.
 
     False without a GPU, and in a build without CUDA. The current GPU is torch's, which each thread
     has for itself.

@@ -26,9 +26,10 @@ CUDA_IN_TEXT = re.compile(r"PHOTON_WITH_CUDA|#include <cu")
 
 @pytest.fixture
 def build(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """setup.py as a module, with no wishes about CUDA."""
+    """setup.py as a module, with no wishes about CUDA, beside a torch that has it."""
     for name in ("PHOTON_CUDA", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
     return setup_py
 
 
@@ -68,6 +69,17 @@ def test_a_wrapper_of_nvcc_is_seen_through(
     assert build.find_cuda() is None
 
 
+def test_a_torch_without_cuda_gets_no_kernels_unless_they_are_asked_for(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.0")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert build.find_cuda() is None
+    monkeypatch.setenv("PHOTON_CUDA", "1")
+    assert build.find_cuda().nvcc == str(nvcc)
+
+
 def test_an_old_nvcc_is_refused_in_words(
     build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -103,6 +115,56 @@ def test_every_source_is_in_the_table(build: ModuleType) -> None:
         for path in ROOT.glob(pattern)
     }
     assert named == {path for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")}
+
+
+def test_a_source_has_its_own_architectures(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stems = {path.stem for path in ROOT.glob("csrc/cuda/*/*.cu")}
+    assert {*build.HOPPER, *build.STAMPED} <= stems
+    monkeypatch.delenv("PHOTON_SM_100", raising=False)
+    fast, chunks = (Path(f"csrc/cuda/x/{name}.cu") for name in ("stream_tall", "chunk_attention"))
+    assert list(build.cuda_archs(fast)) == ["compute_90a"]
+    assert list(build.cuda_archs(chunks)) == ["compute_80", "compute_90a"]
+    assert build.built_codes() == ["sm_80", "compute_80", "sm_90a"]
+    monkeypatch.setenv("PHOTON_SM_100", "1")
+    assert list(build.cuda_archs(fast)) == ["compute_90a", "compute_100a"]
+    assert list(build.cuda_archs(chunks)) == ["compute_80", "compute_90a", "compute_100a"]
+
+
+MISFIT_ON_10 = """
+#include <cstdio>
+#include "cuda/launch.cuh"
+
+cudaError_t cudaGetDevice(int*) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = which == cudaDevAttrComputeCapabilityMajor ? 10 : 0;
+  return cudaSuccess;
+}
+int main() {
+  const char* misfit = photon::cuda::hopper_device_misfit();
+  std::puts(misfit == nullptr ? "runs" : misfit);
+}
+"""
+
+
+def test_a_build_without_code_for_10_says_so_there(build: ModuleType, tmp_path: Path) -> None:
+    source, program = tmp_path / "misfit.cpp", tmp_path / "misfit"
+    source.write_text(MISFIT_ON_10)
+    said = {}
+    for switch in ("-U", "-D"):
+        flags = build.EMULATOR_FLAGS.replace("-DPHOTON_SM_100", "")
+        command = f"g++ -O0 -std=c++17 -Icsrc {flags} {switch}PHOTON_SM_100 {source} -o {program}"
+        subprocess.run(command.split(), cwd=ROOT, check=True)
+        variables = os.environ | {"PHOTON_HOPPER_ON_10": "1"}
+        done = subprocess.run([program], env=variables, capture_output=True, text=True)
+        said[switch] = done.stdout.strip()
+    assert said == {
+        "-U": "the device's compute capability is 10.0, for which this build has no machine code; "
+        "built with PHOTON_SM_100=1 it has",
+        "-D": "runs",
+    }
 
 
 def test_the_build_record_tells_what_was_built() -> None:

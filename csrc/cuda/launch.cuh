@@ -128,18 +128,22 @@ inline bool allows_hopper_on_10() {
   return allows;
 }
 
-// Why the current device does not run the Hopper kernels; null: it does. There is machine code of
-// ours with the instructions of compute capability 9.0 (ptx.cuh) for 9.0 and for 10.0, but nothing
-// has run on a 10.0 yet, so there it has to be asked for. On any other device the code for 8.0
-// runs, whose Hopper kernels would trap.
+// Why the current device does not run the Hopper kernels; null: it does. They have machine code for
+// 9.0; for 10.0, where nothing has run yet, it has to be built (PHOTON_SM_100) and asked for. Other
+// devices run the portable kernels' code for 8.0.
 inline const char* hopper_device_misfit() {
   const int major = device_attribute(cudaDevAttrComputeCapabilityMajor),
             minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
   if (major == 9 && minor == 0) return nullptr;
   if (major != 10 || minor != 0) return "the device's compute capability is not 9.0";
+#ifdef PHOTON_SM_100
   return allows_hopper_on_10() ? nullptr
                                : "the device's compute capability is 10.0, where the Hopper "
                                  "kernels are untested; PHOTON_HOPPER_ON_10=1 allows them";
+#else
+  return "the device's compute capability is 10.0, for which this build has no machine code; "
+         "built with PHOTON_SM_100=1 it has";
+#endif
 }
 
 inline bool hopper_runs() { return hopper_device_misfit() == nullptr; }

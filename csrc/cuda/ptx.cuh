@@ -1,4 +1,4 @@
-// The instructions that C++ has no words for, one function each, named for what they do. The
+// The instructions that C++ has no words for, one function each, named for what they do. Portable
 // kernels that call them are compiled for every architecture; where an instruction is missing
 // (below compute capability 9.0) its function traps, and hopper_runs() keeps such a device away
 // from it. tests/emulator has the same functions for the host.

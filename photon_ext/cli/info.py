@@ -129,7 +129,8 @@ def _kernels(torch: Any, core: Any, native: Any) -> Iterator[str]:
         else:
             yield (
                 "cuda: backend portable runs; hopper is for compute capability 9.0 (and, untested, "
-                "for 10.0 with PHOTON_HOPPER_ON_10=1), not for this GPU"
+                "for 10.0 in a build with PHOTON_SM_100=1, with PHOTON_HOPPER_ON_10=1), not for "
+                "this GPU"
             )
     else:
         yield "cuda: compiled, and not used, because torch sees no GPU"

@@ -82,7 +82,7 @@ class EngineOptions:
             of prompts are shared, not those of answers; and a preempted request generates its
             answer again up to where it was.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
-            capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
+            capability 9.0; 10.0 only where :func:`photon_ext.hopper_runs` says so), but in the
             layers of steps of more than 128 tokens (256 with layers of up to 32 Mi weights, 64 on
             10.0) without `exact`, and attends in prefill by matrix instructions (bfloat16, 8.0 or
             newer); without `exact` prompts, and more than 32 rows that decode, by kernels whose

@@ -302,7 +302,9 @@ def hopper_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None
 
 def _basic_misfit(target: Target, dtype: str) -> str | None:
     if not target.runs_hopper:
-        only = " without PHOTON_HOPPER_ON_10=1" if target.capability == (10, 0) else ""
+        only = (
+            " without PHOTON_SM_100 and PHOTON_HOPPER_ON_10" if target.capability == (10, 0) else ""
+        )
         return f"the device does not run the Hopper kernels{only}"
     return _dtype_misfit(dtype)
 

@@ -164,7 +164,9 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     tall = {"step": "decode", "op": "down", "least": 65, "most": None, "kernel": "tall"}
     assert {**tall, "why": None} in found["kernels"]
     _, out, _ = run(capsys, "info", "--plan", "qwen3-0.6b", "--device", "b200", "--json")
-    misfit = "the device does not run the Hopper kernels without PHOTON_HOPPER_ON_10=1"
+    misfit = (
+        "the device does not run the Hopper kernels without PHOTON_SM_100 and PHOTON_HOPPER_ON_10"
+    )
     assert json.loads(out)["hopper_misfit"] == misfit
 
 

@@ -4,7 +4,6 @@
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
-#include "cuda/linear/linear_tile.cuh"
 #include "cuda/linear/pair.cuh"
 #include "cuda/ptx.cuh"
 
@@ -66,10 +65,10 @@ int silu_mul(const SiluMulParams& p, void* stream) {
 int fused_mlp(const FusedMlpParams& p, void* stream) {
   if (p.tokens == 0 || p.hidden == 0) return 0;
   if (p.intermediate > 0) {
-    const int error = multiply<Finish::kSwiglu, false>(
-        {p.act, p.x, nullptr, p.gate_up_weight, nullptr, p.counts, p.tokens, p.intermediate,
-         p.hidden, p.act_stride, p.x_stride, p.hidden, 0.0f, p.dtype},
-        stream);
+    const int error =
+        swiglu({p.act, p.x, p.gate_up_weight, nullptr, p.counts, p.tokens, p.intermediate, p.hidden,
+                p.act_stride, p.x_stride, false, false, p.dtype},
+               stream);
     if (error != 0) return error;
   }
   return linear({p.out, p.act, p.down_weight, nullptr, p.counts, p.tokens, p.hidden, p.intermediate,
