@@ -231,7 +231,8 @@ class _Automaton(NamedTuple):
         """The same behind these bytes. Raises ValueError where they lead nowhere."""
         state = self.state
         for byte in text:
-            state = int(self.transitions[state, self.classes[byte]])
+            byte_class, classes = int(self.classes[byte]), self.transitions.shape[1]
+            state = int(self.transitions[state, byte_class]) if byte_class < classes else -1
             if not 0 <= state < len(self.states):
                 raise ValueError(f"byte {byte} leads nowhere")
         return self._replace(state=state)

@@ -46,8 +46,9 @@ struct Automaton {
   PHOTON_HOST_DEVICE int32_t class_of(uint32_t byte) const {
     return reinterpret_cast<const uint8_t*>(words + kAutomatonHeader)[byte];
   }
-  // Where a byte of a class leads from a state; kNoState: nowhere.
+  // Where a byte of a class leads from a state; kNoState: nowhere, as does a class that is none.
   PHOTON_HOST_DEVICE int32_t after(int32_t from, int32_t byte_class) const {
+    if (byte_class >= classes()) return kNoState;
     const int64_t place = int64_t{from} * classes() + byte_class;
     const int32_t to = words[kAutomatonHeader + kClassWords + states() + place];
     return to >= 0 && to < states() ? to : kNoState;

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from photon_ext import ops, reference
-from photon_ext.layout import AutomatonWord, RecordFlag, RowColumn
+from photon_ext.layout import AUTOMATON_HEADER, AutomatonWord, RecordFlag, RowColumn
 from tests.ops.automata import END, LONG, TEXTS, automaton, packed, vocabulary
 from tests.ops.numeric import DTYPES, assert_same_bits, ints, poisoned, randn
 from tests.ops.tables import SAMPLE, float_bits, row_state
@@ -195,6 +195,27 @@ def test_hazard_17_an_automaton_that_is_none_allows_nothing(device: str, name: s
     flag = RecordFlag.NO_CANDIDATE if narrow else RecordFlag.AUTOMATON_ERROR
     assert records[0][2:] == [0, flag, -1]
     assert records[1][2:] == [1, 0, best]
+
+
+def test_hazard_17_a_byte_of_a_class_that_is_none_leads_nowhere(device: str) -> None:
+    """Never to what stands behind a state's transitions, which is another state's or no memory of
+    the automaton's.
+    """
+    words, (begin,) = packed([automaton("(ab)+", vocabulary(40))], "cpu")
+    states, classes = (words[begin + at] for at in (AutomatonWord.STATES, AutomatonWord.CLASSES))
+    at = begin + AUTOMATON_HEADER
+    behind = words[at + 64 + states :][: states * classes][classes:]  # those of the next states
+    byte_class = int(classes) + int(torch.argmax((behind >= 0).int()))
+    words[at : at + 64].view(torch.uint8)[ord("a")] = byte_class
+    words = words.to(device)
+    state = state_of(device, {1: (begin, 0), 2: (begin, 0)})
+    expected_state = state.clone()
+    records = published(device, state, [A, AB], words, [-1])
+    assert [record[2:] for record in records] == 2 * [[0, RecordFlag.AUTOMATON_ERROR, -1]]
+    expected = poisoned(2, 5, dtype=torch.int32, device=device)
+    segments, tokens = segments_of(state), ints([A, AB], device)
+    reference.publish_(tables_of(expected_state, [-1]), expected, tokens, segments, automata=words)
+    assert records == expected.tolist()
 
 
 def test_without_words_a_row_with_an_automaton_is_not_sampled(device: str) -> None:
