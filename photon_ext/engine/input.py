@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
@@ -32,6 +32,8 @@ from photon_ext.scheduling.policy import checked_key
 
 if TYPE_CHECKING:
     from photon_ext.models.text.tokenizer import Tokenizer
+
+MOST_BAD_WORDS = 8  # lists of them that are kept: up to some megabytes each
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,9 @@ class InputProcessor:
         options: RequestOptions,
         n: int = 1,
     ) -> list[Sequence]:
-        """``n`` for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
+        """``n`` for each prompt. Raises RequestError, ConfigError: the message names the prompt;
+        QueueFull, before one is encoded: there is no place for all of them.
+        """
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
             raise ConfigError(
                 f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
@@ -79,11 +83,12 @@ class InputProcessor:
                 f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or "
                 "one for each"
             )
+        self.queue.check_room(n * len(prompts))
         made = []
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made += self.make_answers(prompt, own, raw, options, n)
+                made += self._answers(prompt, own, raw, options, n)
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
             give_way()  # others' requests run meanwhile
@@ -97,7 +102,20 @@ class InputProcessor:
         options: RequestOptions,
         n: int,
     ) -> list[Sequence]:
-        """``n`` for one prompt, which is encoded once, as its bad words are. Raises as `make`."""
+        """``n`` for one prompt, which is encoded once, as its bad words are. Raises as `make`, and
+        QueueFull before that: for a request that is refused nothing is encoded.
+        """
+        self.queue.check_room(n)
+        return self._answers(prompt, params, raw, options, n)
+
+    def _answers(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        raw: bool,
+        options: RequestOptions,
+        n: int,
+    ) -> list[Sequence]:
         encoded = self._encoded(prompt, raw, options)
         params = _asked(params, options)
         bad = self._bad_words(params.bad_words)
@@ -188,7 +206,7 @@ class InputProcessor:
         if bad.sequences:
             inner = own if form is None else self.compiler.start(form)
             told = "host: bad_words has texts of several tokens"
-            return WithoutSequences(bad.sequences, inner), None, told
+            return WithoutSequences(bad.endings, inner), None, told
         if own is not None:
             return own, None, "host: it is an object of the caller"
         if form is None:
@@ -212,7 +230,12 @@ class InputProcessor:
         detokenizer = self.tokenizer.detokenizer()
         return StoppedText(detokenizer, params.stop_automaton, params.include_stop)
 
-    def _bad_words(self, words: tuple[str, ...]) -> BadWords:
+    @cached_property
+    def _bad_words(self) -> Callable[[tuple[str, ...]], BadWords]:
+        """Made once for requests with the same ones: those of a list of prompts, or of a server."""
+        return lru_cache(MOST_BAD_WORDS)(self._made_bad_words)
+
+    def _made_bad_words(self, words: tuple[str, ...]) -> BadWords:
         tokenizer = self.tokenizer
         if words and tokenizer is None:
             raise RequestError(

@@ -138,13 +138,7 @@ class RequestQueue:
         """
         self.check_fork()
         with self._lock:
-            if self._cause is not None:
-                raise EngineDeadError(
-                    f"the engine has crashed ({describe(self._cause)}); make a new one"
-                ) from self._cause
-            if self._closing:
-                raise EngineDeadError("the engine is closed; make a new one")
-            self._check_room(len(sequences))
+            self.check_room(len(sequences))
             self._borrow([own for one in sequences if (own := _lent(one.constraint)) is not None])
             self._arrived.put(tuple(sequences))
             # last: where Ctrl-C comes between, no place stays taken by what was not queued
@@ -175,15 +169,28 @@ class RequestQueue:
                 "torch.set_num_threads(1) here and then make a new Engine"
             )
 
-    def _check_room(self, count: int) -> None:
-        if self._capacity is not None and len(self._live) + count > self._capacity:
+    def check_room(self, count: int) -> None:
+        """Whether so many requests could be queued now: raises EngineDeadError, QueueFull as
+        `post`, which asks once more.
+        """
+        self.check_fork()  # first: another thread of the parent may have held the lock
+        with self._lock:
+            if self._cause is not None:
+                raise EngineDeadError(
+                    f"the engine has crashed ({describe(self._cause)}); make a new one"
+                ) from self._cause
+            if self._closing:
+                raise EngineDeadError("the engine is closed; make a new one")
+            live, capacity = len(self._live), self._capacity
+            if capacity is None or live + count <= capacity:
+                return
             self._stats.refusals += count
-            asked = "one more" if count == 1 else f"{count} more"
-            raise QueueFull(
-                f"the queue is full: {len(self._live)} requests run or wait, {asked} would exceed "
-                f"the {self._capacity} that this engine takes (max_rows + max_waiting); try again "
-                "when some have ended, or make the engine with a larger max_waiting"
-            )
+        asked = "one more" if count == 1 else f"{count} more"
+        raise QueueFull(
+            f"the queue is full: {live} requests run or wait, {asked} would exceed the {capacity} "
+            "that this engine takes (max_rows + max_waiting); try again when some have ended, or "
+            "make the engine with a larger max_waiting"
+        )
 
     def _borrow(self, constraints: Seq[Constraint]) -> None:
         taken = self._borrowed.copy()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from photon_ext.engine import Engine, EngineOptions, Request
 from photon_ext.errors import ConfigError, QueueFull, RequestError
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, bad_words
 from photon_ext.scheduling import Sequence
-from tests.engine.byte_tokenizer import VOCAB
+from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
 SHORT = SamplingParams(max_new_tokens=4)
@@ -64,6 +65,36 @@ def test_generate_is_taken_whole_or_not_at_all() -> None:
         go_on.set()
         assert first.result(20).token_ids == ALIVE
         assert [output.token_ids for output in engine.generate([[1, 2]] * 3, SHORT)] == [ALIVE] * 3
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["submit", "generate"])
+def test_nothing_is_encoded_for_whom_the_queue_has_no_room(many: bool) -> None:
+    """Sixteen thousand answers, each with its bad words, took gigabytes before a refusal."""
+    tokenizer = byte_tokenizer()
+    words = SamplingParams(bad_words=["never", "ever"])
+    with held(max_waiting=2, tokenizer=tokenizer) as (engine, _):
+        engine.submit([1, 2], SHORT)
+        ask = partial(engine.submit, "text", n=16384)
+        if many:
+            ask = partial(engine.generate, ["text"] * 2, n=8192)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tokenizer, "encode", lambda *_: pytest.fail("something was encoded"))
+            with pytest.raises(QueueFull, match="1 requests run or wait, 16384 more would exceed"):
+                ask(params=words)
+        assert engine.stats().refusals == 16384
+
+
+def test_the_answers_to_a_prompt_share_what_their_bad_words_come_to() -> None:
+    tokenizer, made = byte_tokenizer(), []
+    with held(tokenizer=tokenizer) as (engine, _), pytest.MonkeyPatch.context() as patch:
+        original = bad_words.Endings
+        patch.setattr(bad_words, "Endings", lambda each: made.append(1) or original(each))
+        words = SamplingParams(bad_words=["never", "ever"], max_new_tokens=2)
+        for _ in range(2):
+            engine.submit([1, 2], words, n=64)
+        for request in engine.submit([1, 2], words, n=4):
+            request.cancel()
+    assert made == [1]
 
 
 def test_without_places_to_wait_there_are_those_of_the_rows() -> None:

@@ -13,7 +13,7 @@ from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.errors import EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
 from photon_ext.sampling import Constraint, from_allowed_ids
-from photon_ext.sampling.bad_words import WithoutSequences
+from photon_ext.sampling.bad_words import Endings, WithoutSequences
 from photon_ext.scheduling import Sequence
 
 
@@ -164,7 +164,7 @@ def test_a_constraint_beside_bad_words_serves_one_request_at_a_time(constraint: 
     requests = RequestQueue()
 
     def beside() -> Sequence:
-        return make(WithoutSequences([(1, 2)], constraint))
+        return make(WithoutSequences(Endings([(1, 2)]), constraint))
 
     first = beside()
     requests.post([first])
@@ -172,4 +172,4 @@ def test_a_constraint_beside_bad_words_serves_one_request_at_a_time(constraint: 
         with pytest.raises(RequestError, match="already serves another request"):
             requests.post([other])
     requests.finish(first)
-    requests.post([beside(), make(WithoutSequences([(1, 2)], None))])
+    requests.post([beside(), make(WithoutSequences(Endings([(1, 2)]), None))])
