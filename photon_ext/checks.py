@@ -93,7 +93,9 @@ def check_backend(value: object) -> None:
 
 
 def check_prefill(value: object) -> None:
-    """``value`` says how prompts ride, or is None: as the graphs allow. Raises ConfigError."""
+    """``value`` says how prompts are scheduled, or is None: as the graphs allow. Raises
+    ConfigError.
+    """
     if value is not None and not (isinstance(value, str) and value in get_args(Prefill)):
         raise ConfigError(
             f"prefill is {shown(value)}; give 'mixed', 'separate', or None for mixed where mixed "

@@ -12,11 +12,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from photon_ext._build_info import BUILD_INFO
 from setuptools.errors import SetupError
 
 import photon_ext
 from photon_ext import _C
+from photon_ext._build_info import BUILD_INFO
 from tests.test_portable_code import reached
 
 ROOT = Path(photon_ext.__file__).resolve().parents[1]

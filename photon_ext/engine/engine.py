@@ -36,7 +36,7 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import (
-    LaunchHold,
+    DelayedLaunch,
     PagePool,
     Pager,
     Planner,
@@ -192,12 +192,12 @@ class Engine(SpatialSkills):
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
         alone = min(chunk, max_tokens_per_step or chunk)
-        planner = Planner(scheduler, pipeline.roster, alone, budget)
+        planner = Planner(scheduler, pipeline.running_set, alone, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
-        hold = LaunchHold(device != "cpu")
+        delay = DelayedLaunch(device != "cpu")
         self._loop = EngineLoop(
-            pipeline, scheduler, planner, self._queue, self.meter, masks, memory, hold
+            pipeline, scheduler, planner, self._queue, self.meter, masks, memory, delay
         )
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first

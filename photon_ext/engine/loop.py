@@ -4,8 +4,8 @@ One turn, in order (at depth 2 step t+1 runs on the device while the host commit
 t):
 
     admit      cancels and passed deadlines are taken, waiting requests get rows and pages; while a
-               launch is held, whoever arrives
-    plan       who rides in step t+1
+               launch is delayed, whoever arrives
+    plan       who is scheduled in step t+1
     launch     step t+1 is enqueued
     commit     step t is read: tokens in columns, stops, constraints advance
     finalize   masks of step t+1, from committed state; its sampling is enqueued
@@ -28,7 +28,7 @@ from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling.mask_threads import MaskThreads
-from photon_ext.scheduling import Deadlines, LaunchHold, Planner, Scheduler, Sequence
+from photon_ext.scheduling import Deadlines, DelayedLaunch, Planner, Scheduler, Sequence
 
 Listener = Callable[[StepOutput], None]
 _LOG = logging.getLogger("photon_ext")
@@ -58,7 +58,7 @@ class EngineLoop:
         meter: Meter,
         masks: MaskThreads,
         embeds: EmbedsMemory,
-        hold: LaunchHold,
+        delay: DelayedLaunch,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -68,8 +68,8 @@ class EngineLoop:
         self._meter = meter
         self._embeds = embeds
         self._deadlines = Deadlines()
-        self._hold = hold
-        self._held = False
+        self._delay = delay
+        self._delayed = False
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
@@ -94,8 +94,8 @@ class EngineLoop:
         clock = self._meter.clock
         self._meter.turn()
         self._admit()
-        self._held = self._hold_s() > 0.0
-        if self._held:
+        self._delayed = self._delay_s() > 0.0
+        if self._delayed:
             clock.enter(Phase.DELIVER)
             self._deliver()  # who has ended meanwhile
             clock.enter(None)
@@ -139,8 +139,8 @@ class EngineLoop:
         if not self._has_work():
             return None
         # without a look at them: who waits may get a row first
-        idle = self._held or not (self._scheduler.waiting_count or self._scheduler.released)
-        return self._hold_s() if idle else 0.0
+        idle = self._delayed or not (self._scheduler.waiting_count or self._scheduler.released)
+        return self._delay_s() if idle else 0.0
 
     def _has_work(self) -> bool:
         return bool(
@@ -151,16 +151,16 @@ class EngineLoop:
             or self._scheduler.waiting_count
         )
 
-    def _hold_s(self) -> float:
-        """Seconds for which the next launch may wait, see LaunchHold. It is not held where nothing
-        runs, or no row has anything to launch.
+    def _delay_s(self) -> float:
+        """Seconds for which the next launch may wait, see DelayedLaunch. It is not delayed where
+        nothing runs, or no row has anything to launch.
         """
-        left_s = self._hold.left_s()
+        left_s = self._delay.left_s()
         if left_s == 0.0:  # first, as it is all that short steps cost
             return 0.0
-        pipeline, roster = self._pipeline, self._pipeline.roster
-        holds = pipeline.inflight and pipeline.can_launch and (roster.decode or roster.prefill)
-        return left_s if holds and not pipeline.idles else 0.0
+        pipeline, rows = self._pipeline, self._pipeline.running_set
+        waits = pipeline.inflight and pipeline.can_launch and (rows.decode or rows.prefill)
+        return left_s if waits and not pipeline.idles else 0.0
 
     # --- admit, plan, launch ----------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class EngineLoop:
         clock.enter(Phase.LAUNCH)
         step = pipeline.launch(plan)
         if step is not None:
-            self._hold.launched(step)
+            self._delay.launched(step)
         # if nothing older is in flight; else it has to wait for that commit
         self._finalize()
         return step
@@ -226,7 +226,7 @@ class EngineLoop:
     def _commit(self) -> None:
         result = self._pipeline.commit()
         self._planner.committed(result, self._pipeline.busy)
-        self._hold.committed(result)
+        self._delay.committed(result)
         for sequence, event in self._scheduler.advance(result):
             self._take(sequence, event)
         if result.step is not None:

@@ -54,18 +54,18 @@ class EngineOptions:
             free memory holds, or half of a CPU's.
         chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
             that fits there; else 256.
-        prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
-            as keep the step within twice the time that the decode rows take alone; that is
-            measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
-            and more that take hardly longer. The step may take 2.5 times as long as its decode rows
-            alone where each prompt token then delays them less, and while rows have more than two
-            chunks left of their prompts; while they have more than 16, or are more than those that
-            decode, all of `chunk` rides, however long the step takes. "separate": prefill and
-            decode steps take turns. With `exact` the answers are the same. None: "mixed" where
-            prefill steps are captured; else "separate".
+        prefill: "mixed": every step has all decode rows. Beside them are as many prompt tokens as
+            keep the step within twice the time that the decode rows take alone; that is
+            measured. The smallest of several prefill buckets, or else 64 tokens, may always be
+            there, and more that take hardly longer. The step may take 2.5 times as long as its
+            decode rows alone where each prompt token then delays them less, and while rows have
+            more than two chunks left of their prompts; while they have more than 16, or are more
+            than those that decode, all of `chunk` is there, however long the step takes.
+            "separate": prefill and decode steps take turns. With `exact` the answers are the same.
+            None: "mixed" where prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step that has prompt tokens, decode rows included. Decode
-            rows always ride, and beside them the smallest number of prompt tokens that `prefill`
-            names. None: `chunk` prompt tokens beside any decode rows.
+            rows are always there, and beside them the smallest number of prompt tokens that
+            `prefill` names. None: `chunk` prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,
             16, 32, ... doubled up to max_rows. Start-up captures three graphs for each of them and
             each slot.

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
-from photon_ext.runtime.row import Ride, Row
+from photon_ext.runtime.row import DecodeEpoch, Row
 from photon_ext.runtime.step import StepKey
 
 _SAMPLE = int(SegmentFlag.SAMPLE)
@@ -24,7 +24,7 @@ class DecodeBatch:
     Attributes:
         rows, indices, generations: the rows, in columns, and how their records name them.
         positions: where each row's token goes, less the number of the launch that feeds it.
-        limits: launches of the ride after which a row's cap is covered, or the pages are full that
+        limits: launches of the epoch after which a row's cap is covered, or the pages are full that
             it had when it joined, or when it was looked at last.
         limit: the least of them: then the batch is to be made anew.
         constrained: columns of rows that wait for host masks.
@@ -34,7 +34,7 @@ class DecodeBatch:
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero; the very ones of the batch before
             where they are the same, as when only limits have changed.
-        ride: counts the launches, with those of the batches before it.
+        epoch: counts the launches, with those of the batches before it.
     """
 
     rows: tuple[Row, ...]
@@ -48,7 +48,7 @@ class DecodeBatch:
     adapted: tuple[int, ...]
     spatial: tuple[int, ...]
     words: array[int]
-    ride: Ride
+    epoch: DecodeEpoch
 
     def __init__(
         self, rows: tuple[Row, ...], bucket: int, before: DecodeBatch | None = None
@@ -57,15 +57,15 @@ class DecodeBatch:
         PipelineError where a row is named twice, or has no token to launch.
         """
         old = DecodeBatch._none() if before is None else before
-        self.ride = old.ride
+        self.epoch = old.epoch
         changed = changed_columns(old.rows, rows)
-        if self.ride.launches >= old.limit:
-            changed += _due(old.limits[: len(rows)], self.ride.launches)
+        if self.epoch.launches >= old.limit:
+            changed += _due(old.limits[: len(rows)], self.epoch.launches)
         others = {rows[column] for column in changed}
         left = {*old.rows[len(rows) :], *(old.rows[i] for i in changed if i < len(old.rows))}
-        leaving = [row for row in left - others if row.ride is self.ride]
-        joining = [row for row in others if row.ride is not self.ride]
-        if self.ride.rows - len(leaving) + len(joining) != len(rows):
+        leaving = [row for row in left - others if row.epoch is self.epoch]
+        joining = [row for row in others if row.epoch is not self.epoch]
+        if self.epoch.rows - len(leaving) + len(joining) != len(rows):
             raise _misfit(rows)
         self.rows = rows
         self._copy(old, bucket)
@@ -82,7 +82,7 @@ class DecodeBatch:
         for row in leaving:  # at the end, as an interrupt may come before
             row.join(None)
         for row in joining:
-            row.join(self.ride)
+            row.join(self.epoch)
 
     @classmethod
     def _none(cls) -> DecodeBatch:
@@ -92,7 +92,7 @@ class DecodeBatch:
         batch.adapted, batch.spatial = (), ()
         batch.indices, batch.generations = array("i"), array("i")
         batch.positions, batch.limits = [], []
-        batch.words, batch.ride, batch.limit = array("i"), Ride(), 1
+        batch.words, batch.epoch, batch.limit = array("i"), DecodeEpoch(), 1
         return batch
 
     def _copy(self, old: DecodeBatch, bucket: int) -> None:
@@ -107,8 +107,8 @@ class DecodeBatch:
         self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
 
     def _fill(self, columns: Sequence[int]) -> None:
-        """Writes these columns. Raises PipelineError where one of their rows cannot ride."""
-        launched = self.ride.launches
+        """Writes these columns. Raises PipelineError where one of their rows cannot decode."""
+        launched = self.epoch.launches
         for column in columns:
             row = self.rows[column]
             sampled = row.sampled
@@ -124,20 +124,20 @@ class DecodeBatch:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be launched once more as it stands: none of its rows has ended, or rides
+        """Whether it can be launched once more as it stands: none of its rows has ended, or decodes
         elsewhere, or has reached its limit.
         """
-        return self.ride.launches < self.limit and self.ride.rows == len(self.rows)
+        return self.epoch.launches < self.limit and self.epoch.rows == len(self.rows)
 
     def due(self) -> list[Row]:
         """The rows that have reached their limits."""
-        return [self.rows[column] for column in _due(self.limits, self.ride.launches)]
+        return [self.rows[column] for column in _due(self.limits, self.epoch.launches)]
 
     def launch(self, step: int) -> int:
-        """A step with it was launched; returns which launch of the ride that is, from 0 on."""
-        self.ride.last_step = step
-        self.ride.launches += 1
-        return self.ride.launches - 1
+        """A step with it was launched; returns which launch of the epoch that is, from 0 on."""
+        self.epoch.last_step = step
+        self.epoch.launches += 1
+        return self.epoch.launches - 1
 
 
 def changed_columns(old: Sequence[object], rows: Sequence[object]) -> list[int]:
@@ -180,7 +180,7 @@ def _is_spatial(row: Row) -> bool:
 
 
 def _misfit(rows: tuple[Row, ...]) -> PipelineError:
-    """Says which of the rows cannot ride, and why."""
+    """Says which of the rows cannot decode, and why."""
     if len(set(rows)) < len(rows):
         return PipelineError("a plan names a row twice; each has one token a step")
     for row in rows:

@@ -1,5 +1,5 @@
-"""Who rides where nobody plans: first come, first served; prefill and decode steps take turns, so
-that a stream of prompts cannot starve running rows, nor the reverse.
+"""Who is scheduled where nobody plans: first come, first served; prefill and decode steps take
+turns, so that a stream of prompts cannot starve running rows, nor the reverse.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ from photon_ext.runtime.default_plan import first_come_first_served
 from photon_ext.runtime.ports import RuntimePort, SlotPort, StepSpec
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.record import read_step
-from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.runtime.stalls import Stalls
 from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
@@ -175,8 +175,8 @@ class Pipeline:
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
         self._on_release = on_release
-        self.roster = Roster()
-        self._builder = StepBuilder(self._spec, self.roster)
+        self.running_set = RunningSet()
+        self._builder = StepBuilder(self._spec, self.running_set)
         self._inflight: deque[Step] = deque()
         self._committed = NEVER
         self.last_kind: StepKind | None = None
@@ -189,12 +189,12 @@ class Pipeline:
     @property
     def rows(self) -> tuple[Row, ...]:
         """Rows admitted and not yet released, zombies included, in order of admission."""
-        return self.roster.rows
+        return self.running_set.rows
 
     @property
     def busy(self) -> bool:
         """Whether any row or step is left."""
-        return bool(self.roster or self._inflight)
+        return bool(self.running_set or self._inflight)
 
     @property
     def inflight(self) -> int:
@@ -226,7 +226,7 @@ class Pipeline:
         automaton: tuple[int, int] = (0, 0),
         lora_slot: int = 0,
     ) -> Row:
-        """Gives a sequence a row; it rides from the next launch on.
+        """Gives a sequence a row; it is scheduled from the next launch on.
 
         Args:
             prompt_ids: at least one id in [0, vocab_size); or what `check` has made of a request:
@@ -277,7 +277,7 @@ class Pipeline:
             lora_slot=lora_slot,
             has_automaton=automaton[0] > 0,
         )
-        self.roster.add(row)
+        self.running_set.add(row)
         return row
 
     def _check_begin(self, prompt_tokens: int, cached: int, lora_slot: int) -> None:
@@ -317,9 +317,9 @@ class Pipeline:
             raise PipelineError(f"{shown(row)} is no row; give one that admit() has returned")
         if not row.delivers or row.state is state:
             return False
-        if not self.roster.holds(row):
+        if not self.running_set.holds(row):
             raise PipelineError(f"{row} was admitted by another pipeline; abort it there")
-        self.roster.finish(row, state)
+        self.running_set.finish(row, state)
         self._runtime.table.kill(row.index)
         self._release_unused()
         return True
@@ -330,8 +330,8 @@ class Pipeline:
         """Enqueues the next step, without a wait; None: every slot is taken, or nothing is left.
 
         Args:
-            plan: who rides; None: first come, first served, prefill and decode in turns. Without
-                rows it launches nothing; its drains and appends are done all the same.
+            plan: who is scheduled; None: first come, first served, prefill and decode in turns.
+                Without rows it launches nothing; its drains and appends are done all the same.
 
         Raises:
             PipelineError: the plan holds a row that has nothing to launch or no page for it, or
@@ -347,7 +347,7 @@ class Pipeline:
             raise PipelineError(f"{waits}: call finalize() before the next launch() (I11)")
         probe.begin(Phase.PLAN)
         if plan is None:
-            decode, prefill = self.roster.decode, self.roster.prefill
+            decode, prefill = self.running_set.decode, self.running_set.prefill
             plan = first_come_first_served(decode, prefill, self.last_kind, self._spec.chunk)
         probe.end()
         if not isinstance(plan, StepPlan):
@@ -396,10 +396,10 @@ class Pipeline:
             self._committed = step.index
             self._stalls.committed(step)
             ids = self.limits.vocab_size + self.limits.value_ids
-            result = read_step(step, records, ids, self.roster.ended)
+            result = read_step(step, records, ids, self.running_set.ended)
             for event in result.events.values():
                 if event.finish is not None:
-                    self.roster.finish(event.row)
+                    self.running_set.finish(event.row)
             self._release_unused()
             self.stats.committed(step, result.count, result.zombies)
             probe.committed(step, result.zombies)
@@ -479,7 +479,7 @@ class Pipeline:
 
     def _append_pages(self, appends: Iterable[PageAppend]) -> None:
         for row, pages in appends:
-            if not (row.running and self.roster.holds(row)):
+            if not (row.running and self.running_set.holds(row)):
                 raise PipelineError(f"a plan appends pages to {row}, which does not run here")
             held = check_more_pages(row.pages, pages, self.limits)
             self._runtime.table.append_pages(row.index, len(row.pages), held[len(row.pages) :])
@@ -497,11 +497,11 @@ class Pipeline:
         sent = slot.launch(key, words, staged, deltas, not key.split, logprobs, targets)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
-            self.roster.covered(batch.due())
+            self.running_set.covered(batch.due())
         for segment in segments:
             segment.row.launch_chunk(number, segment.num_tokens)
             if segment.sample:
-                self.roster.prompt_done(segment.row)
+                self.running_set.prompt_done(segment.row)
         step = Step(number, index, key, batch, launch, segments, slot.span, not key.split)
         self._inflight.append(step)
         self.last_kind = key.kind
@@ -524,7 +524,7 @@ class Pipeline:
         return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
     def _release_unused(self) -> None:
-        for row in self.roster.take_unused(self._committed):
+        for row in self.running_set.take_unused(self._committed):
             self._runtime.table.release(row.index)
             if self._on_release is not None:
                 self._on_release(row)

@@ -18,14 +18,14 @@ class Phase(Enum):
     __hash__ = object.__hash__  # Enum's own is a Python call; the meter hashes some seven a turn
 
     ADMIT = "admit"  # takes waiting requests into rows
-    PLAN = "plan"  # decides which rows ride in the next step
+    PLAN = "plan"  # decides which rows are scheduled in the next step
     LAUNCH = "launch"
     WAIT = "wait"
     COMMIT = "commit"
     MASK = "mask"
     FINALIZE = "finalize"
     DELIVER = "deliver"
-    HOLD = "hold"  # takes new requests, for as long as a launch is held
+    HOLD = "hold"  # takes new requests, for as long as a launch is delayed
     COLLECT = "collect"  # takes new requests, and sleeps while there is nothing to do
 
 

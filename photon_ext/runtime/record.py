@@ -32,7 +32,7 @@ def read_step(
 ) -> StepResult:
     """The result of a step, of whose segments ``records`` are the int32 words, and behind them
     those of log-probabilities, where a row asks for them (layout.OutputLayout). ``ended``: rows of
-    which some may have ridden in it, and whose tokens are skipped.
+    which some may have been in it, and whose tokens are skipped.
 
     Raises:
         PipelineError: a record is not of its row, or not one that a step can leave.

@@ -35,13 +35,13 @@ _NEXT = {
 _DELIVERS = (RowState.RUNNING, RowState.DRAINING)
 
 
-class Ride:
-    """Counts decode steps for all rows that ride in them.
+class DecodeEpoch:
+    """Counts decode steps for all rows that decode together, while rows join and leave.
 
     Attributes:
         launches: how many steps were launched.
         last_step: number of the latest of them; NEVER: none was.
-        rows: how many rows ride.
+        rows: how many rows decode in it.
     """
 
     __slots__ = ("last_step", "launches", "rows")
@@ -53,7 +53,7 @@ class Ride:
 @dataclass(slots=True, eq=False, repr=False)
 class Row:
     """One admitted sequence, as the pipeline sees it. What it counts is launched, and so runs ahead
-    of what is committed; while it decodes, its ride counts the steps.
+    of what is committed; while it decodes, its epoch counts the steps.
 
     Attributes:
         index: in the device tables, from 1 on.
@@ -62,7 +62,7 @@ class Row:
         pages: the KV pages, in order of position; more may be appended.
         prefilled: prompt tokens launched, or found in its first pages.
         fault: what the row's mask callback raised, if it did.
-        ride: where it decodes; None before the first step of it and after the last.
+        epoch: where it decodes; None before the first step of it and after the last.
         capacity: KV entries that its pages hold; nothing is launched beyond.
         lora_slot: its adapter's slot, which is its own until it is released; 0: none.
         has_automaton: its constraint is an automaton on the device.
@@ -76,7 +76,7 @@ class Row:
     state: RowState = RowState.RUNNING
     prefilled: int = 0
     fault: BaseException | None = None
-    ride: Ride | None = None
+    epoch: DecodeEpoch | None = None
     capacity: int = INT32_MAX
     lora_slot: int = 0
     has_automaton: bool = False
@@ -96,12 +96,12 @@ class Row:
     @property
     def sampled(self) -> int:
         """Tokens whose sampling was launched; the device may stop before, at a stop id."""
-        return self._sampled + (0 if self.ride is None else self.ride.launches)
+        return self._sampled + (0 if self.epoch is None else self.epoch.launches)
 
     @property
     def last_step(self) -> int:
         """Number of the latest step that uses it; NEVER: none did."""
-        return self._last_step if self.ride is None else max(self._last_step, self.ride.last_step)
+        return self._last_step if self.epoch is None else max(self._last_step, self.epoch.last_step)
 
     @property
     def wants_prefill(self) -> bool:
@@ -132,15 +132,15 @@ class Row:
         if self.prefilled == len(self.prompt_ids):
             self._sampled = 1
 
-    def join(self, ride: Ride | None) -> None:
-        """Leaves its ride, whose count it takes along, for another one, or for none."""
+    def join(self, epoch: DecodeEpoch | None) -> None:
+        """Leaves its epoch, whose count it takes along, for another one, or for none."""
         sampled, last_step = self.sampled, self.last_step
-        if self.ride is not None:
-            self.ride.rows -= 1
-        if ride is not None:
-            ride.rows += 1
-            sampled -= ride.launches
-        self._sampled, self._last_step, self.ride = sampled, last_step, ride
+        if self.epoch is not None:
+            self.epoch.rows -= 1
+        if epoch is not None:
+            epoch.rows += 1
+            sampled -= epoch.launches
+        self._sampled, self._last_step, self.epoch = sampled, last_step, epoch
 
     def __repr__(self) -> str:
         return (

@@ -48,8 +48,8 @@ class PageAppend(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts. Before it
-    the rows of ``drains`` leave (Pipeline.drain), and others get more pages.
+    """Who is scheduled in a step: each row of ``decode`` with one token, then chunks of prompts.
+    Before it the rows of ``drains`` leave (Pipeline.drain), and others get more pages.
 
     While nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step
     then costs the host no work per row.
@@ -134,7 +134,7 @@ class Step:
     Attributes:
         index: number of the step, from 0 on, in order of launch.
         slot: which of the pipeline's slots it has.
-        batch, launch: the decode rows, if any, and which launch of their ride it is, from 0 on.
+        batch, launch: the decode rows, if any, and which launch of their epoch it is, from 0 on.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
         gap_us: how long the device was idle before it, microseconds, once it is committed; None

@@ -11,8 +11,8 @@ from photon_ext.errors import PipelineError, shown
 from photon_ext.layout import NO_TOKEN, SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.ports import StepSpec
-from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import Row
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.runtime.step import Chunk, ChunkSegment, StepKey, StepPlan
 
 _CHUNK = int(SegmentFlag.STAGED)
@@ -20,7 +20,7 @@ _LAST_CHUNK = int(SegmentFlag.STAGED | SegmentFlag.SAMPLE)
 
 
 class StepInput(NamedTuple):
-    """Who rides in a step, and what SlotPort.launch takes for them."""
+    """Who is scheduled in a step, and what SlotPort.launch takes for them."""
 
     batch: DecodeBatch | None
     chunks: tuple[ChunkSegment, ...]
@@ -33,9 +33,9 @@ class StepInput(NamedTuple):
 class StepBuilder:
     """Keeps the batch of the latest plan, so that a quiet step costs no work per row."""
 
-    def __init__(self, spec: StepSpec, roster: Roster) -> None:
+    def __init__(self, spec: StepSpec, running_set: RunningSet) -> None:
         self._spec = spec
-        self._roster = roster
+        self._running_set = running_set
         self._batch: DecodeBatch | None = None
 
     def build(self, plan: StepPlan) -> StepInput:
@@ -65,7 +65,7 @@ class StepBuilder:
             return batch
         if not isinstance(rows, tuple):
             raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
-        if rows is not self._roster.decode:
+        if rows is not self._running_set.decode:
             self._check_admitted(rows)
         keys = self._spec.keys
         if len(rows) > keys.max_rows:
@@ -78,7 +78,7 @@ class StepBuilder:
 
     def _check_admitted(self, rows: Iterable[Row]) -> None:
         for row in rows:
-            if row.running and not self._roster.holds(row):
+            if row.running and not self._running_set.holds(row):
                 raise PipelineError(f"a plan has {row}, which another pipeline admitted")
 
     def _check_chunks(self, chunks: tuple[Chunk, ...]) -> None:

@@ -1,7 +1,7 @@
-"""Decides: who gets a row and pages, who rides in the next step, and where tokens belong."""
+"""Decides: who gets a row and pages, who is scheduled in the next step, and where tokens belong."""
 
 from photon_ext.scheduling.deadlines import Deadlines
-from photon_ext.scheduling.launch_hold import LaunchHold
+from photon_ext.scheduling.delayed_launch import DelayedLaunch
 from photon_ext.scheduling.pager import Pager
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.planner import Planner
@@ -13,8 +13,8 @@ from photon_ext.scheduling.token_budget import TokenBudget
 
 __all__ = [
     "Deadlines",
+    "DelayedLaunch",
     "FirstCome",
-    "LaunchHold",
     "PagePool",
     "Pager",
     "Planner",

@@ -1,4 +1,4 @@
-"""What steps cost, as measured: how many prompt tokens may ride beside decode rows."""
+"""What steps cost, as measured: how many prompt tokens may be scheduled beside decode rows."""
 
 from __future__ import annotations
 

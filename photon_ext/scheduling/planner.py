@@ -1,4 +1,4 @@
-"""Who gets a row, and who rides in the next step. The planner sees who waits, by rank, rows,
+"""Who gets a row, and who is scheduled in the next step. The planner sees who waits, by rank, rows,
 free pages and the token budget of a step, and returns data that the pipeline executes.
 """
 
@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from photon_ext.runtime import Chunk, Row, StepKind, StepPlan, StepResult
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
-from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.scheduling.pager import Grant, Growth
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
@@ -25,15 +25,15 @@ class Planner:
     def __init__(
         self,
         scheduler: Scheduler,
-        roster: Roster,
+        running_set: RunningSet,
         budget: int,
         mixed: TokenBudget | None = None,
     ) -> None:
-        """`roster`: the pipeline's rows. `budget`: prompt tokens of a prefill step. `mixed`: the
-        tokens of mixed steps; None: prefill and decode steps take turns.
+        """`running_set`: the pipeline's rows. `budget`: prompt tokens of a prefill step. `mixed`:
+        the tokens of mixed steps; None: prefill and decode steps take turns.
         """
         self._scheduler = scheduler
-        self._roster = roster
+        self._running_set = running_set
         self._budget = budget
         self._mixed = mixed
 
@@ -66,8 +66,8 @@ class Planner:
 
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
-        growth = self._scheduler.grow() if self._roster.lacks_pages else _NO_GROWTH
-        decode, prefill = self._roster.decode, self._roster.prefill
+        growth = self._scheduler.grow() if self._running_set.lacks_pages else _NO_GROWTH
+        decode, prefill = self._running_set.decode, self._running_set.prefill
         if not (prefill or growth.appends or growth.stalled):
             return StepPlan(decode)  # as nearly always
         drains: tuple[Row, ...] = ()

@@ -18,7 +18,7 @@ LATE_SLOWDOWN = 2.5
 
 
 class TokenBudget:
-    """Prompt tokens of steps in which decode rows always ride.
+    """Prompt tokens of steps in which all decode rows are scheduled.
 
     Beside decode rows it is the share that the cost table allows, cut to what `max_tokens` leaves,
     and the smallest share in any case: prefill does not starve, even if decode rows alone use up
@@ -44,9 +44,9 @@ class TokenBudget:
         left: Iterable[int],
         features: tuple[bool, bool] = (False, False),
     ) -> int:
-        """How many prompt tokens may ride beside so many decode rows; `left`: what each of so many
-        other rows has left of its prompt, of whom only so many are looked at as decide; `features`:
-        of all of them.
+        """How many prompt tokens may be scheduled beside so many decode rows; `left`: what each of
+        so many other rows has left of its prompt, of whom only so many are looked at as decide;
+        `features`: of all of them.
         """
         waiting = self._waiting_chunks(left)
         if prefill_rows > decode_rows or waiting > VERY_LATE_CHUNKS:

@@ -276,7 +276,7 @@ def test_who_gets_a_page_rides_at_once_though_another_gets_none(
 
     def watched(planner: Planner, previous: StepKind | None) -> StepPlan:
         nonlocal drains
-        decode, made = stepped.pipeline.roster.decode, plan(planner, previous)
+        decode, made = stepped.pipeline.running_set.decode, plan(planner, previous)
         fed = {row for row, _ in made.appends}
         assert fed.intersection(decode) <= {*made.decode, *made.drains}
         drains += len(made.drains)

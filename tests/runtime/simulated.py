@@ -59,9 +59,9 @@ def random_plan(pipe: Pipeline, rng: random.Random, most: int) -> StepPlan:
         return rng.sample(rows, count)
 
     chunks, left = [], most
-    for row in some(pipe.roster.prefill):
+    for row in some(pipe.running_set.prefill):
         tokens = rng.randint(1, len(row.prompt_ids) - row.prefilled)
         if tokens <= left:
             chunks.append(Chunk(row, tokens))
             left -= tokens
-    return StepPlan(tuple(some(pipe.roster.decode)), tuple(chunks))
+    return StepPlan(tuple(some(pipe.running_set.decode)), tuple(chunks))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from photon_ext.row_params import RowParams
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
-from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import Row, RowState
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.runtime.step import StepKind, StepPlan
 
 DECODE, PREFILL = StepKind.DECODE, StepKind.PREFILL
@@ -28,21 +28,21 @@ def running(index: int, sampled: int = 1, cap: int = 4) -> Row:
     return made
 
 
-def roster_of(*rows: Row) -> Roster:
-    roster = Roster()
+def running_set_of(*rows: Row) -> RunningSet:
+    running_set = RunningSet()
     for one in rows:
-        roster.add(one)
+        running_set.add(one)
         if not one.wants_prefill:
-            roster.prompt_done(one)
-    return roster
+            running_set.prompt_done(one)
+    return running_set
 
 
-def served(roster: Roster, previous: StepKind | None, budget: int) -> StepPlan:
-    return first_come_first_served(roster.decode, roster.prefill, previous, budget)
+def served(running_set: RunningSet, previous: StepKind | None, budget: int) -> StepPlan:
+    return first_come_first_served(running_set.decode, running_set.prefill, previous, budget)
 
 
 def plan(*rows: Row, previous: StepKind | None = None, budget: int = 8) -> StepPlan:
-    return served(roster_of(*rows), previous, budget)
+    return served(running_set_of(*rows), previous, budget)
 
 
 def test_nothing_to_do_is_no_step() -> None:
@@ -76,14 +76,14 @@ def test_rows_whose_prompts_are_done_decode_together() -> None:
 
 def test_quiet_steps_have_the_same_tuple() -> None:
     """By which the pipeline sees, without a look at its rows, that nothing has changed."""
-    roster = roster_of(running(1), running(2), row(3))
-    first = served(roster, PREFILL, 8)
-    second = served(roster, PREFILL, 8)
+    running_set = running_set_of(running(1), running(2), row(3))
+    first = served(running_set, PREFILL, 8)
+    second = served(running_set, PREFILL, 8)
     assert first is not None
     assert second is not None
     assert first.decode is second.decode
-    roster.finish(roster.decode[0])
-    third = served(roster, PREFILL, 8)
+    running_set.finish(running_set.decode[0])
+    third = served(running_set, PREFILL, 8)
     assert third is not None
     assert [one.index for one in third.decode] == [2]
 
@@ -117,10 +117,10 @@ def test_hazard_9_a_cap_covered_by_steps_in_flight_is_not_launched() -> None:
 def test_ended_rows_do_not_ride() -> None:
     for state in (RowState.DRAINING, RowState.FINISHED):
         ended, waiting = running(1), row(2)
-        roster = roster_of(ended, waiting)
-        roster.finish(ended, state)
-        roster.finish(waiting, state)
-        assert served(roster, None, 8) == StepPlan()
+        running_set = running_set_of(ended, waiting)
+        running_set.finish(ended, state)
+        running_set.finish(waiting, state)
+        assert served(running_set, None, 8) == StepPlan()
 
 
 def test_hazard_27_every_chunk_but_the_last_leaves_some_of_the_prompt() -> None:

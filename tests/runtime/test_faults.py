@@ -217,7 +217,7 @@ class ReleasesEarly(Pipeline):
 
 class ReleasesTwice(Pipeline):
     def _release_unused(self) -> None:
-        ending = tuple(self.roster._ending)
+        ending = tuple(self.running_set._ending)
         super()._release_unused()
         for row in ending:
             if row.state is RowState.RELEASED:
@@ -244,7 +244,7 @@ class SwapsMasks(Pipeline):
     """Fills the mask of each row with what another may have."""
 
     def _write_mask(self, slot: SlotPort, index: int, row: Row, fill: Fill | None) -> None:
-        others = [other for other in self.roster.decode if other is not row]
+        others = [other for other in self.running_set.decode if other is not row]
         assert fill is not None
         super()._write_mask(slot, index, row, lambda _, words: fill((*others, row)[0], words))
 

@@ -46,11 +46,11 @@ def cut_at(cuts: Cuts) -> Callable[[Pipeline], StepPlan]:
 
     def plan(pipe: Pipeline) -> StepPlan:
         chunks = []
-        for row in pipe.roster.prefill[:2]:
+        for row in pipe.running_set.prefill[:2]:
             ends = (*cuts[PROMPTS.index(len(row.prompt_ids))], len(row.prompt_ids))
             end = next(end for end in ends if end > row.prefilled)
             chunks.append(Chunk(row, end - row.prefilled))
-        return StepPlan(pipe.roster.decode, tuple(chunks))
+        return StepPlan(pipe.running_set.decode, tuple(chunks))
 
     return plan
 
@@ -162,7 +162,7 @@ def test_a_step_gets_the_smallest_graph_that_holds_it(
         pipe.admit((1,), RowParams(9, constrained=constrained))
     pipe.tick(lambda row, words: words.__setitem__(0, -1))
     waiting = pipe.admit((2,) * 12, RowParams(9))
-    step = pipe.launch(StepPlan(pipe.roster.decode, (Chunk(waiting, tokens),)))
+    step = pipe.launch(StepPlan(pipe.running_set.decode, (Chunk(waiting, tokens),)))
     assert step is not None
     assert step.key == StepKey(*key, constrained)
 

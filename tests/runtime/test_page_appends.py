@@ -47,7 +47,7 @@ class Pages:
 
     def plan(self) -> StepPlan:
         appends = []
-        for row in self._pipe.roster.decode:
+        for row in self._pipe.running_set.decode:
             if row.next_position >= row.capacity:
                 left = 8 - len(row.pages)
                 appends.append(PageAppend(row, self.take(min(self._at_a_time(), left))))
@@ -101,8 +101,10 @@ def test_a_prefix_in_the_pages_is_not_computed_again(kind: str, depth: int) -> N
 
 
 def default_plan(pipe: Pipeline) -> Callable[[], StepPlan]:
-    roster = pipe.roster
-    return lambda: first_come_first_served(roster.decode, roster.prefill, pipe.last_kind, 6)
+    running_set = pipe.running_set
+    return lambda: first_come_first_served(
+        running_set.decode, running_set.prefill, pipe.last_kind, 6
+    )
 
 
 def test_a_row_without_a_page_for_its_token_is_refused_and_others_go_on() -> None:

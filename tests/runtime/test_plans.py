@@ -143,8 +143,8 @@ def test_a_mixed_step_is_right_under_every_interleaving() -> None:
     expected = [MODEL.generate(request) for request in asked]
 
     def together(pipe: Pipeline) -> StepPlan:
-        chunks = tuple(Chunk(row, 1) for row in pipe.roster.prefill)
-        return StepPlan(pipe.roster.decode, chunks)
+        chunks = tuple(Chunk(row, 1) for row in pipe.running_set.prefill)
+        return StepPlan(pipe.running_set.decode, chunks)
 
     def scenario(chooser: Chooser) -> None:
         driver = Planned(SimRuntime(2, 12, chooser=chooser), together)
@@ -170,7 +170,7 @@ def test_the_key_and_the_words_of_a_mixed_step() -> None:
         (0, 3, False),
     ]
     assert [event.row for event in pipe.commit()] == [rows[1], rows[0], rows[3]]
-    assert pipe.roster.decode == (rows[0], rows[1], rows[3])
+    assert pipe.running_set.decode == (rows[0], rows[1], rows[3])
 
 
 def test_what_is_no_row_is_refused_by_name() -> None:
@@ -261,8 +261,14 @@ def test_a_bad_plan_is_refused_by_name_and_changes_nothing(
     pipe = rows.pipe
 
     def state() -> object:
-        counts = [(row.prefilled, row.sampled, row.last_step, row.ride) for row in pipe.rows]
-        return counts, pipe.roster.decode, pipe.roster.prefill, pipe.inflight, pipe.stats.steps
+        counts = [(row.prefilled, row.sampled, row.last_step, row.epoch) for row in pipe.rows]
+        return (
+            counts,
+            pipe.running_set.decode,
+            pipe.running_set.prefill,
+            pipe.inflight,
+            pipe.stats.steps,
+        )
 
     before, pending = state(), dict(pipe._runtime.table._pending)
     with pytest.raises(PipelineError, match=message):

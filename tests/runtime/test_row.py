@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from photon_ext.errors import PipelineError
 from photon_ext.row_params import RowParams
 from photon_ext.runtime.decode_batch import DecodeBatch
-from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
+from photon_ext.runtime.running_set import RunningSet
 
 RUNNING, DRAINING, FINISHED, RELEASED = RowState
 
@@ -118,18 +118,18 @@ def test_a_batch_takes_no_row_over_where_one_cannot_ride(case: str) -> None:
     message = "names a row twice" if case == "twice" else r"Row\(2, .* has no token to decode"
     with pytest.raises(PipelineError, match=message):
         DecodeBatch(named, 4)
-    assert rows[0].ride is before.ride
+    assert rows[0].epoch is before.epoch
     assert before.ready
 
 
 def test_a_batch_that_a_row_leaves_or_ends_in_is_not_ready(row: Row) -> None:
     row.launch_chunk(0, 3)
-    roster = Roster()
-    roster.add(row)
+    running_set = RunningSet()
+    running_set.add(row)
     first = DecodeBatch((row,), 1)
     second = DecodeBatch((row,), 1)
     assert (first.ready, second.ready) == (False, True)
-    roster.finish(row)
+    running_set.finish(row)
     assert not second.ready
 
 
@@ -152,7 +152,7 @@ def test_a_row_that_stays_in_its_column_is_refused_where_it_cannot_ride(case: st
     }
     with pytest.raises(PipelineError, match=message[case]):
         DecodeBatch((*rows[:2], rows[1 if case == "twice" else 2]), 4, before)
-    assert (rows[0].ride, rows[2].ride) == (before.ride, None)
+    assert (rows[0].epoch, rows[2].epoch) == (before.epoch, None)
 
 
 @settings(deadline=None)
@@ -175,7 +175,7 @@ def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -
             break
         batch = DecodeBatch(tuple(named), 8, batch)
         positions = [row.next_position for row in named]
-        assert [at + batch.ride.launches for at in batch.positions] == positions
+        assert [at + batch.epoch.launches for at in batch.positions] == positions
         assert batch.indices.tolist() == [row.index for row in named]
         assert batch.words.tolist() == [
             *(word for i, row in enumerate(named) for word in (row.index, i, 1, 1)),
@@ -183,7 +183,7 @@ def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -
         ]
         assert batch.constrained == tuple(i for i, row in enumerate(named) if row.index % 3 == 0)
         assert batch.logprobs == tuple(i for i, row in enumerate(named) if row.index % 2)
-        for _ in range(data.draw(st.integers(1, batch.limit - batch.ride.launches))):
+        for _ in range(data.draw(st.integers(1, batch.limit - batch.epoch.launches))):
             assert batch.ready
             batch.launch(step)
             counted.update({row: counted[row] + 1 for row in named})
@@ -196,47 +196,47 @@ def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -
             row.capacity += 2
 
 
-def test_who_leaves_a_roster_gives_its_place_to_the_last() -> None:
-    roster, rows = Roster(), [Row(i, 1, (i,), (1,), RowParams(9)) for i in range(1, 5)]
+def test_who_leaves_a_running_set_gives_its_place_to_the_last() -> None:
+    running_set, rows = RunningSet(), [Row(i, 1, (i,), (1,), RowParams(9)) for i in range(1, 5)]
     for row in rows:
-        roster.add(row)
+        running_set.add(row)
         row.launch_chunk(0, 1)
-        roster.prompt_done(row)
-    assert roster.decode == tuple(rows)
-    roster.finish(rows[1])
-    assert roster.decode == (rows[0], rows[3], rows[2])
-    assert roster.decode is roster.decode
-    roster.finish(rows[2], DRAINING)
-    assert roster.decode == (rows[0], rows[3])
-    assert roster.ended == {rows[1]}
+        running_set.prompt_done(row)
+    assert running_set.decode == tuple(rows)
+    running_set.finish(rows[1])
+    assert running_set.decode == (rows[0], rows[3], rows[2])
+    assert running_set.decode is running_set.decode
+    running_set.finish(rows[2], DRAINING)
+    assert running_set.decode == (rows[0], rows[3])
+    assert running_set.ended == {rows[1]}
 
 
-def test_a_roster_tells_whether_a_row_has_no_page_for_its_token() -> None:
-    roster, row = Roster(), Row(1, 1, (1,), (1, 2), RowParams(9), capacity=3)
-    roster.add(row)
+def test_a_running_set_tells_whether_a_row_has_no_page_for_its_token() -> None:
+    running_set, row = RunningSet(), Row(1, 1, (1,), (1, 2), RowParams(9), capacity=3)
+    running_set.add(row)
     row.launch_chunk(0, 2)
-    roster.prompt_done(row)
-    batch = DecodeBatch(roster.decode, 1)
-    assert not roster.lacks_pages
+    running_set.prompt_done(row)
+    batch = DecodeBatch(running_set.decode, 1)
+    assert not running_set.lacks_pages
     batch.launch(1)
-    roster.covered(batch.due())
-    assert roster.lacks_pages
+    running_set.covered(batch.due())
+    assert running_set.lacks_pages
     row.capacity = 4
-    assert not roster.lacks_pages
+    assert not running_set.lacks_pages
 
 
-def test_i4_a_roster_gives_up_a_row_once_and_not_while_a_step_holds_it(row: Row) -> None:
-    roster = Roster()
-    roster.add(row)
+def test_i4_a_running_set_gives_up_a_row_once_and_not_while_a_step_holds_it(row: Row) -> None:
+    running_set = RunningSet()
+    running_set.add(row)
     row.launch_chunk(2, 3)
-    assert roster.take_unused(9) == []
-    roster.finish(row, DRAINING)
-    roster.finish(row)
-    assert roster.take_unused(1) == []
-    assert roster.holds(row)
-    assert roster.take_unused(2) == [row]
-    assert (row.state, roster.holds(row), bool(roster)) == (RELEASED, False, False)
-    assert roster.take_unused(3) == []
+    assert running_set.take_unused(9) == []
+    running_set.finish(row, DRAINING)
+    running_set.finish(row)
+    assert running_set.take_unused(1) == []
+    assert running_set.holds(row)
+    assert running_set.take_unused(2) == [row]
+    assert (row.state, running_set.holds(row), bool(running_set)) == (RELEASED, False, False)
+    assert running_set.take_unused(3) == []
 
 
 @given(st.lists(st.sampled_from(RowState), max_size=12))

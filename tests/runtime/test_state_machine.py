@@ -126,7 +126,7 @@ class PipelineMachine(RuleBasedStateMachine):
         self.pipe.finalize(self.driver.fill)
         if not self.pipe.can_launch:
             self.commit()
-        return bool(self.pipe.roster.decode or self.pipe.roster.prefill)
+        return bool(self.pipe.running_set.decode or self.pipe.running_set.prefill)
 
     @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
     def submit(self, requests: list[Request]) -> None:
@@ -146,7 +146,7 @@ class PipelineMachine(RuleBasedStateMachine):
         assert self.pipe.inflight == before + (step is not None)
         assert not (full and step)
 
-    @precondition(lambda self: self.pipe.roster.decode or self.pipe.roster.prefill)
+    @precondition(lambda self: self.pipe.running_set.decode or self.pipe.running_set.prefill)
     @rule(data=st.data())
     def launch_a_plan(self, data: st.DataObject) -> None:
         """Any rows with a token to launch, in any order, and chunks of any prompts; the tuple of

@@ -1,7 +1,7 @@
 """The planner: who gets a row next. Other orders are in test_policy.py."""
 
 from photon_ext.runtime import StepPlan
-from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler
 from tests.scheduling.sequences import make_sequence
 
@@ -13,7 +13,7 @@ def admitted(*prompts: int) -> list[int]:
     scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False), ROWS, MAX_LEN)
     for prompt in prompts:
         scheduler.add(make_sequence(prompt, 1))
-    found = Planner(scheduler, Roster(), 16).admissions()
+    found = Planner(scheduler, RunningSet(), 16).admissions()
     lengths = [len(sequence.admission.prompt_ids) for sequence, _ in found]
     assert len(scheduler.waiting) == len(prompts) - len(lengths)
     return lengths
@@ -30,4 +30,4 @@ def test_nobody_overtakes_who_waits_for_pages() -> None:
 
 def test_nobody_is_planned_where_no_row_has_anything_to_launch() -> None:
     scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False), ROWS, MAX_LEN)
-    assert Planner(scheduler, Roster(), 16).plan(None) == StepPlan()
+    assert Planner(scheduler, RunningSet(), 16).plan(None) == StepPlan()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.scheduling import (
     FirstCome,
     PagePool,
@@ -32,7 +32,7 @@ class Server:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.scheduler = Scheduler(Pager(PagePool(1000), 4, share=False), 100, max_len=64)
-        self.planner = Planner(self.scheduler, Roster(), 16)
+        self.planner = Planner(self.scheduler, RunningSet(), 16)
 
     def add(self, prompt: int, priority: int = 0, arrived: float = 0.0) -> Sequence:
         sequence = make_sequence(prompt, 1, priority=priority, arrived=arrived)

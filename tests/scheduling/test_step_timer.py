@@ -52,7 +52,7 @@ class Timed:
         return self.pipe.admit(range(prompt), RowParams(cap), range(8), lora_slot=lora_slot)
 
     def step(self, us: float, *chunks: Chunk) -> None:
-        assert self.pipe.launch(StepPlan(self.pipe.roster.decode, chunks)) is not None
+        assert self.pipe.launch(StepPlan(self.pipe.running_set.decode, chunks)) is not None
         self.now += us
         result = self.pipe.commit()
         if self.spans is not None:

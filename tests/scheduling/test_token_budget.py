@@ -8,8 +8,8 @@ import pytest
 
 from photon_ext.row_params import RowParams
 from photon_ext.runtime import StepKind, StepPlan
-from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import Row
+from photon_ext.runtime.running_set import RunningSet
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, TokenBudget
 from photon_ext.scheduling.token_budget import shares_of
@@ -112,13 +112,13 @@ def test_hazard_28_prefill_keeps_a_share_where_decode_alone_uses_up_the_budget(
 
 
 def planned(*rows: Row, **options: object) -> StepPlan:
-    roster = Roster()
+    running_set = RunningSet()
     for row in rows:
-        roster.add(row)
+        running_set.add(row)
         if not row.wants_prefill:
-            roster.prompt_done(row)
+            running_set.prompt_done(row)
     scheduler = Scheduler(Pager(PagePool(4), 4), 64, 64)
-    planner = Planner(scheduler, roster, 64, budget(**options))  # type: ignore[arg-type]
+    planner = Planner(scheduler, running_set, 64, budget(**options))  # type: ignore[arg-type]
     plan = planner.plan(StepKind.MIXED)
     assert planner.plan(None).decode is plan.decode  # quiet steps have the same tuple
     return plan

@@ -31,7 +31,7 @@ def launch_more_than_was_asked_for(pipe: Pipeline) -> None:
 def release_in_flight(pipe: Pipeline) -> None:
     row = pipe.rows[0]
     row.state = RowState.RELEASED
-    del pipe.roster._rows[row.index]
+    del pipe.running_set._rows[row.index]
 
 
 def lose_a_row(pipe: Pipeline) -> None:

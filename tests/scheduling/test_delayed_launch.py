@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from photon_ext.runtime import StepKey, StepResult
-from photon_ext.scheduling.launch_hold import FIRST_LAUNCH_US, LEAST_MARGIN_US, LaunchHold
+from photon_ext.scheduling.delayed_launch import FIRST_LAUNCH_US, LEAST_MARGIN_US, DelayedLaunch
 
 DECODE = StepKey(8, 0, 0, False)
 MANY = StepKey(16, 0, 0, False)
@@ -26,7 +26,7 @@ class FakeChunk(NamedTuple):
 
 
 class FakeStep(NamedTuple):
-    """What LaunchHold reads of a step."""
+    """What DelayedLaunch reads of a step."""
 
     key: StepKey
     span: FakeSpan | None
@@ -39,7 +39,7 @@ class Held:
 
     def __init__(self, enabled: bool = True) -> None:
         self.now = 0.0
-        self.hold = LaunchHold(enabled, lambda: round(1e3 * self.now))
+        self.hold = DelayedLaunch(enabled, lambda: round(1e3 * self.now))
 
     def step(
         self, us: float | None, key: StepKey = DECODE, tokens: int = 0, launch_us: float = 100.0

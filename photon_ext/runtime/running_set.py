@@ -9,8 +9,10 @@ from photon_ext.runtime.row import Row, RowState
 _NOBODY: frozenset[Row] = frozenset()
 
 
-class Roster:
-    """Rows from admission to release, in order of admission. Who rides when, a planner decides."""
+class RunningSet:
+    """Rows from admission to release, in order of admission. Who is scheduled when, a planner
+    decides.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}

@@ -1,4 +1,4 @@
-"""How long the next launch may wait, so that who arrives meanwhile rides in it."""
+"""Delayed launches: how long the next one may wait, so that who arrives meanwhile is scheduled."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from photon_ext.runtime import Step, StepKey, StepResult
 LEAST_MARGIN_US = 300.0  # before the running step ends: for late wake-ups, and shorter steps
 RELATIVE_MARGIN = 1 / 16  # the same, of the step's time
 LEAST_STEP_US = 2000.0  # behind shorter ones a wait gains little, and its jitter costs more
-LEAST_HOLD_US = 50.0  # less is not worth a sleep
+LEAST_DELAY_US = 50.0  # less is not worth a sleep
 WEIGHT = 1 / 64  # of a longer time in a smoothed one; a shorter one counts in full
 # What a launch takes, to a bound that one of a hundred exceeds: raised by such a one, and lowered
 # by each other.
 FIRST_LAUNCH_US, RAISED, LOWERED = 200.0, 1.25, 0.9975
 
 
-class LaunchHold:
+class DelayedLaunch:
     """With two steps in flight whoever arrives waits for both. The device needs the second only
-    when the first ends: so its launch is held until shortly before, by what others of its key took,
-    if they are timed. A time is rather too short than too long: then a launch is earlier than it
-    had to be, where else the device would wait. A step is taken to begin when the host commits the
-    one before; where that is late, so is the launch, by one margin at most.
+    when the first ends: so its launch is delayed until shortly before, by what others of its key
+    took, if they are timed. A time is rather too short than too long: then a launch is earlier than
+    it had to be, where else the device would wait. A step is taken to begin when the host commits
+    the one before; where that is late, so is the launch, by one margin at most.
 
     The margin before the end covers what plan and launch took lately, too. Short steps are followed
     at once, as are those that nothing is known of, and those with prompts, whose times differ: in a
@@ -32,8 +32,8 @@ class LaunchHold:
     def __init__(
         self, enabled: bool = True, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
-        """`enabled`: False never holds, as where steps run on the cores that the loop needs to wake
-        up in time. `clock`: nanoseconds.
+        """`enabled`: False never delays, as where steps run on the cores that the loop needs to
+        wake up in time. `clock`: nanoseconds.
         """
         self._enabled = enabled
         self._clock = clock
@@ -56,7 +56,7 @@ class LaunchHold:
         margin = LEAST_MARGIN_US + RELATIVE_MARGIN * expected
         due_ns = self._begin_ns + int(1e3 * (expected - margin - self._launch_us))
         left_us = (due_ns - now) / 1e3
-        if left_us < LEAST_HOLD_US:
+        if left_us < LEAST_DELAY_US:
             return 0.0
         self._due_ns = due_ns
         return min(left_us, margin) / 1e6
@@ -78,7 +78,9 @@ class LaunchHold:
         if not self._enabled:
             return
         self._begin_ns, self._due_ns, step = self._clock(), None, result.step
-        if step is None:  # nothing runs: nobody is held, and what comes next is late for no launch
+        if (
+            step is None
+        ):  # nothing runs: nobody is delayed, and what comes next is late for no launch
             self._expected_us = 0.0
             return
         if step.span is None or step.chunks:

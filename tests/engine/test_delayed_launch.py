@@ -11,7 +11,7 @@ import pytest
 
 from photon_ext.engine.request import Request
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import LaunchHold
+from photon_ext.scheduling import DelayedLaunch
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
 from tests.engine.stepped import Stepped
@@ -72,7 +72,7 @@ class World(Stepped):
         self.coming: deque[tuple[float, Callable[[], object]]] = deque()
         self.ran: list[Ran] = []
         self.riders: list[tuple[int, int]] = []
-        self.loop._hold = LaunchHold(clock=lambda: round(1e3 * self.now))
+        self.loop._delay = DelayedLaunch(clock=lambda: round(1e3 * self.now))
         self.engine._queue._arrived = Arrivals(self)  # type: ignore[assignment]
         launch, commit = self.pipeline.launch, self.pipeline.commit
         slots = self.pipeline._slots
