@@ -54,13 +54,30 @@ if TYPE_CHECKING:
         QueueFull,
         RequestError,
     )
-    from photon_ext.runtime import Pipeline, RowParams, RowTable, Runtime, StepPlan
-    from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
+    from photon_ext.runtime import (
+        Chunk,
+        PageAppend,
+        Pipeline,
+        RowEvent,
+        RowParams,
+        RowTable,
+        Runtime,
+        StepPlan,
+        StepTensors,
+    )
+    from photon_ext.sampling import (
+        Constraint,
+        SamplingParams,
+        from_allowed_ids,
+        from_callable,
+        set_ids,
+    )
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "CaptureError": "photon_ext.errors",
+    "Chunk": "photon_ext.runtime",
     "ConfigError": "photon_ext.errors",
     "Constraint": "photon_ext.sampling",
     "DecodeSlot": "photon_ext._C",
@@ -73,6 +90,7 @@ _LAZY = {
     "ModelError": "photon_ext.errors",
     "NoFreeRow": "photon_ext.errors",
     "Output": "photon_ext.engine",
+    "PageAppend": "photon_ext.runtime",
     "PhotonError": "photon_ext.errors",
     "PinnedBuffer": "photon_ext._C",
     "Pipeline": "photon_ext.runtime",
@@ -81,12 +99,14 @@ _LAZY = {
     "Request": "photon_ext.engine",
     "RequestError": "photon_ext.errors",
     "RequestOptions": "photon_ext.engine",
+    "RowEvent": "photon_ext.runtime",
     "RowParams": "photon_ext.runtime",
     "RowTable": "photon_ext.runtime",
     "Runtime": "photon_ext.runtime",
     "SamplingParams": "photon_ext.sampling",
     "StepOutput": "photon_ext.engine",
     "StepPlan": "photon_ext.runtime",
+    "StepTensors": "photon_ext.runtime",
     "Stream": "photon_ext._C",
     "StreamEvent": "photon_ext.engine",
     "from_allowed_ids": "photon_ext.sampling",
@@ -94,6 +114,7 @@ _LAZY = {
     "cpu_isa": "photon_ext._library",
     "hopper_runs": "photon_ext._library",
     "num_threads": "photon_ext._library",
+    "set_ids": "photon_ext.sampling",
     "set_num_threads": "photon_ext._library",
 }
 
@@ -101,6 +122,7 @@ _MODULES = ("ops", "observe", "reference", "runtime", "sampling")
 
 __all__ = [
     "CaptureError",
+    "Chunk",
     "ConfigError",
     "Constraint",
     "DecodeSlot",
@@ -113,6 +135,7 @@ __all__ = [
     "ModelError",
     "NoFreeRow",
     "Output",
+    "PageAppend",
     "PhotonError",
     "PinnedBuffer",
     "Pipeline",
@@ -121,12 +144,14 @@ __all__ = [
     "Request",
     "RequestError",
     "RequestOptions",
+    "RowEvent",
     "RowParams",
     "RowTable",
     "Runtime",
     "SamplingParams",
     "StepOutput",
     "StepPlan",
+    "StepTensors",
     "Stream",
     "StreamEvent",
     "cpu_isa",
@@ -135,6 +160,7 @@ __all__ = [
     "hopper_runs",
     "num_threads",
     "ops",
+    "set_ids",
     "set_num_threads",
 ]
 

@@ -60,7 +60,7 @@ class NoFreeRow(PhotonError, RuntimeError):
 
 class CaptureError(PhotonError, RuntimeError):
     """A step function cannot be recorded into a graph: on a CPU, it calls other ops than
-    photon_ext's and views.
+    photon_ext's, views and empty tensors.
     """
 
 

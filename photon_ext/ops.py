@@ -38,13 +38,17 @@ PyTorch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from photon_ext import _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
-from photon_ext.layout import LINK_COLUMNS, LINK_SPARE
+from photon_ext.layout import LINK_COLUMNS, LINK_SPARE, ROW_COLUMNS
+
+if TYPE_CHECKING:
+    from photon_ext.row_params import RowParams
 
 _NAMES = (
     "begin_step_",
@@ -332,7 +336,8 @@ def sample_into(
         out: int32 [R], written.
         logits: [R, vocab]; those of stop ids that a row may not sample yet become -inf.
         segments: int32 [R, 4].
-        row_state: int32 [rows, 32]: sampling parameters and position.
+        row_state: int32 [rows, 32]: sampling parameters and position. Without a Pipeline:
+            :func:`row_state`.
         row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
             no errors in or out.
         hopper: on GPUs that run the Hopper kernels (hopper_runs) a cluster of blocks shares a row.
@@ -367,6 +372,40 @@ def sample(
     out = torch.empty(_size(logits, 0), dtype=torch.int32, device=logits.device)
     _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
     return out
+
+
+def row_state(
+    params: Sequence[RowParams],
+    positions: Sequence[int] | None = None,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """The words of live rows, for ops without a Pipeline, which writes its own. Row 0 is padding,
+    and row i + 1 has ``params[i]``.
+
+    A row's stop ids, biases and counts stand in other tables (see :func:`begin_step_`). Parameters
+    without a seed get a new one.
+
+    Args:
+        params: of each row.
+        positions: of the first token of each row's segment. The noise of what is sampled depends on
+            the last one's, so that a loop gives new words for each step, or lets :func:`publish_`
+            count. None: 0.
+
+    Returns:
+        int32 [1 + len(params), 32], see :class:`photon_ext.layout.RowColumn`.
+
+    Raises:
+        ValueError: there are not as many positions as rows.
+    """
+    from photon_ext.row_words import row_words
+
+    begins = [0] * len(params) if positions is None else list(positions)
+    if len(begins) != len(params):
+        raise ValueError(
+            f"row_state: {len(begins)} positions for {len(params)} rows; give one for each"
+        )
+    rows = [row_words(one, 1, at) for one, at in zip(params, begins, strict=True)]
+    return torch.tensor([[0] * ROW_COLUMNS, *rows], dtype=torch.int32, device=device)
 
 
 # --- embedding ------------------------------------------------------------------------------------
@@ -405,6 +444,14 @@ def select_tokens_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
         segments: int32 [R, 4].
     """
     _select_tokens(out, x, segments)
+
+
+def select_tokens(x: Tensor, segments: Tensor) -> Tensor:
+    """:func:`select_tokens_into` a new [R, hidden]."""
+    _refuse_gradients("select_tokens", x)
+    out = x.new_empty(_size(segments, 0), _size(x, 1))
+    _select_tokens(out, x, segments)
+    return out
 
 
 # --- norm -----------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import os
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from functools import wraps
 from numbers import Real
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -18,6 +20,16 @@ from photon_ext.checks import INT32_MAX, as_index, as_tuple
 from photon_ext.errors import ConfigError, shown
 from photon_ext.layout import MOST_LOGPROBS, RowColumn
 
+# what other engines call it
+SYNONYMS = {
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "random_seed": "seed",
+    "stop": "stop_token_ids",
+    "stop_ids": "stop_token_ids",
+}
 LOGPROBS_MODES = ("raw", "processed")
 _SEEDS = random.Random()  # the system's own would release the interpreter for each request
 os.register_at_fork(after_in_child=_SEEDS.seed)
@@ -51,7 +63,8 @@ class RowParams:
     Attributes:
         max_new_tokens: most tokens to sample, from 1 on.
         temperature: 0 is greedy, where ties go to the lowest id; otherwise 0.001 to 10000, sampled
-            by the Gumbel-max method.
+            by the Gumbel-max method. Below, scaled logits would be so large that a float32 rounds
+            them by more than the noise is.
         seed: 0 to 2**64 - 1. The noise depends on seed, position and token id alone. None: a new
             seed each time.
         stop_token_ids: ids that end the row when sampled; they are reported as its last token.
@@ -80,7 +93,8 @@ class RowParams:
             sampling.spatial): 2 are a point's x and y, 3 a box's, with its size; 0: it is text.
 
     Raises:
-        ConfigError: (a ValueError) names the parameter, its value and what is allowed.
+        ConfigError: (a ValueError) names the parameter, its value and what is allowed; or there is
+            no such parameter.
     """
 
     max_new_tokens: Annotated[
@@ -113,7 +127,7 @@ class RowParams:
             help="repeats an answer at a temperature above 0",
         ),
     ] = None
-    stop_token_ids: Annotated[tuple[int, ...], Field(None, "token ids, integers >= 0")] = ()
+    stop_token_ids: Annotated[Sequence[int], Field(None, "token ids, integers >= 0")] = ()
     constrained: Annotated[bool, Field(RowColumn.CONSTRAINT, "True or False")] = False
     top_k: Annotated[
         int,
@@ -324,7 +338,33 @@ _NUMBERS = [
 
 SIGNATURE: dict[str, Any] = {name: kind for name, (kind, _) in FIELDS.items()}
 """What `help` and editors show of a parameter: its type without its `Field`."""
-RowParams.__init__.__annotations__ |= SIGNATURE
+
+
+def check_names(owner: str, kind: type, given: Iterable[str], synonyms: Mapping[str, str]) -> None:
+    """Raises ConfigError where a name is no parameter of the dataclass `kind`, with the nearest
+    that is; `owner` has the parameters, in words.
+    """
+    known = [one.name for one in fields(kind) if one.init]
+    for name in given:
+        if name not in known:
+            nearest = [synonyms[name]] if name in synonyms else get_close_matches(name, known, n=1)
+            remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
+            there = ", ".join(known)
+            raise ConfigError(f"{owner} has no parameter {shown(name)}; {remedy} {there}")
+
+
+_init = RowParams.__init__
+_init.__annotations__ |= SIGNATURE
+
+
+@wraps(_init)
+def _checked_init(self: RowParams, *values: Any, **named: Any) -> None:
+    if not FIELDS.keys() >= named.keys():
+        check_names("a row", RowParams, named, SYNONYMS)
+    _init(self, *values, **named)
+
+
+RowParams.__init__ = _checked_init  # type: ignore[method-assign]  # for editors a dataclass
 
 
 def flags(**defaults: Any) -> dict[str, tuple[Any, str, Any]]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 
 import pytest
+
+from photon_ext import ConfigError, RowParams
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 6  # the table, its column in layout.py and row_state.h, who reads it there, the reference
@@ -21,6 +25,25 @@ def files_naming(parameter: str) -> list[str]:
         for path in files
         if parameter in path.read_text(encoding="utf-8").lower()
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("max_tokens", "did you mean max_new_tokens[?] There are max_new_tokens, temp"),
+        ("temprature", "did you mean temperature[?] There are"),
+        ("stop", "did you mean stop_token_ids[?] There are"),
+        ("qqq", "there are max_new_tokens, temperature"),
+    ],
+)
+def test_a_parameter_that_a_row_does_not_have_is_named_with_the_nearest(
+    name: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^a row has no parameter '{name}'; {remedy}"):
+        RowParams(**{name: 5})
+    with pytest.raises(ConfigError, match=f"no parameter '{name}'"):
+        replace(RowParams(), **{name: 5})
+    assert list(signature(RowParams).parameters)[:2] == ["max_new_tokens", "temperature"]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ class InputProcessor:
     ) -> list[Sequence]:
         encoded = self._encoded(prompt, raw, options)
         params = _asked(params, options)
-        bad = self._bad_words(params.bad_words)
+        bad = self._bad_words(tuple(params.bad_words))
         return [self._sequence(encoded, params, bad, options, sample) for sample in range(n)]
 
     def make(

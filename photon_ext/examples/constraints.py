@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from photon_ext import Engine, SamplingParams
+from photon_ext import Engine, SamplingParams, set_ids
 
 
 class Choice:
@@ -37,12 +37,8 @@ class Choice:
         return any(len(ids) == self._given for ids in self._left)
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Sets bit `id % 32` of word `id // 32` for each token that may come: as int32, whose bit
-        31 is the sign.
-        """
-        for ids in self._left:
-            token = ids[self._given]
-            words[token // 32] |= -(1 << 31) if token % 32 == 31 else 1 << token % 32
+        """Allows each token that may come."""
+        set_ids(words, (ids[self._given] for ids in self._left))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

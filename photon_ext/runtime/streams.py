@@ -163,9 +163,17 @@ def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
 FRESH = ("aten::lift_fresh", "aten::lift")
 
 
+# They take memory and write nothing, so that nothing of them is missing from a replay.
+EMPTY = tuple(
+    f"aten::{name}"
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+)
+
+
 class RecordGuard(TorchDispatchMode):
-    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing
-    from every replay. ``tensors`` are their arguments, by id: whoever replays keeps them alive.
+    """Lets photon_ext ops, views and empty tensors through; any other torch op would run now, once,
+    and be missing from every replay. ``tensors`` are the arguments of the ops, by id: whoever
+    replays keeps them alive, and with them the memory of empty ones.
     """
 
     def __init__(self) -> None:
@@ -179,15 +187,21 @@ class RecordGuard(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "photon_ext":
-            arguments = (*args, *(kwargs or {}).values())
-            tensors = (value for value in arguments if isinstance(value, torch.Tensor))
-            self.tensors.update((id(tensor), tensor) for tensor in tensors)
-        elif not is_view(func):
+            for value in (*args, *(kwargs or {}).values()):
+                self._keep(value)
+        elif not is_view(func) and func._schema.name not in EMPTY:
             raise CaptureError(
                 f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "
                 "use those in forward, or build the Pipeline with graph=False"
             )
         return func(*args, **(kwargs or {}))
+
+    def _keep(self, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            self.tensors[id(value)] = value
+        elif isinstance(value, (list, tuple)):
+            for one in value:
+                self._keep(one)
 
 
 def is_view(func: Any) -> bool:

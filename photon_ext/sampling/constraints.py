@@ -5,9 +5,9 @@ makes the logits is already running.
 
 A bitmask is a row of int32 words: bit (id & 31) of word (id >> 5) set means that the token is
 allowed. It arrives all zero: a constraint that forgets to write allows nothing, which ends its
-request with an error. The words are signed, and a memoryview takes no `1 << 31`: `|= -(1 << 31)`
-sets bit 31. Or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the vocabulary's
-end on count for nothing.
+request with an error. `set_ids(words, ids)` sets the bits of ids; by hand mind that the words are
+signed, and a memoryview takes no `1 << 31`. Or write through `numpy.frombuffer(words,
+numpy.uint32)`. Bits from the vocabulary's end on count for nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Constraint(Protocol):
 
     def fill_bitmask(self, words: memoryview) -> None:
         """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them;
-        see the module for bit 31). Called once before each token, the first included. The words are
+        see `set_ids`). Called once before each token, the first included. The words are
         read when it returns; a view that is kept reaches no later mask.
         """
 
@@ -76,18 +76,31 @@ def is_finished(constraint: Constraint) -> bool:
     return bool(finished)
 
 
-def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
-    """Token ids as int32 words, one bit each. Raises RequestError for one without a bit there, and
-    for what is no id.
+def set_ids(words: memoryview, ids: Iterable[int]) -> None:
+    """Allows these token ids besides those that a mask allows already.
+
+    Args:
+        words: a mask as `fill_bitmask` and the `fill` of `Pipeline.finalize` get it: int32,
+            contiguous.
+        ids: the ids.
+
+    Raises:
+        RequestError: (a ValueError) an id has no bit in the mask, or is no integer.
     """
-    bits, limit = bytearray(4 * num_words), 32 * num_words
+    bits, limit = words.cast("B"), 32 * len(words)
     for token in _as_ids(ids):
         if not 0 <= token < limit:
             raise RequestError(
                 f"constraint allows token id {shown(token)}; the mask covers ids 0 to {limit - 1}"
             )
         bits[token >> 3] |= 1 << (token & 7)
-    return array("i", bytes(bits))
+
+
+def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
+    """Token ids as int32 words. Raises as `set_ids`."""
+    words = array("i", bytes(4 * num_words))
+    set_ids(memoryview(words), ids)
+    return words
 
 
 class AllowedIds:

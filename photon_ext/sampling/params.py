@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import cached_property, wraps
 from typing import Any
 
+from photon_ext import row_params
 from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
-from photon_ext.row_params import FIELDS, SIGNATURE, RowParams
+from photon_ext.row_params import FIELDS, SIGNATURE, RowParams, check_names
 from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.grammar import Grammar, grammar_of
 from photon_ext.sampling.stop_automaton import StopAutomaton
@@ -21,18 +21,12 @@ MAX_STOP_CHARACTERS = (
     2**14
 )  # of a request's stop strings: an automaton of 4 MB, made in 30 ms; and bad words
 # what other engines call it
-SYNONYMS = {
+SYNONYMS = row_params.SYNONYMS | {
     "guided_choice": "choice",
     "guided_grammar": "grammar",
     "guided_json": "json_schema",
     "guided_regex": "regex",
     "include_stop_str_in_output": "include_stop",
-    "max_completion_tokens": "max_new_tokens",
-    "max_length": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "n_predict": "max_new_tokens",
-    "random_seed": "seed",
-    "stop_ids": "stop_token_ids",
     "stop_sequences": "stop",
     "stop_strings": "stop",
 }
@@ -75,14 +69,14 @@ class SamplingParams(RowParams):
         ConfigError: (a ValueError) a value is not allowed, or there is no such parameter.
     """
 
-    stop: tuple[str, ...] = ()
+    stop: Sequence[str] = ()
     include_stop: bool = False
-    bad_words: tuple[str, ...] = ()
+    bad_words: Sequence[str] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
     json_schema: str | Mapping[str, Any] | None = None
     regex: str | None = None
-    choice: tuple[str, ...] | None = None
+    choice: Sequence[str] | None = None
     grammar: str | None = None
     whitespace: bool = False
     constrained: bool = field(default=False, init=False)
@@ -150,21 +144,17 @@ def _checked_init(self: SamplingParams, *values: Any, **named: Any) -> None:
 SamplingParams.__init__ = _checked_init  # type: ignore[method-assign]  # for editors a dataclass
 
 
-def _check_names(names: Iterable[str]) -> None:
+def _check_names(names: Mapping[str, Any]) -> None:
     known = [one.name for one in fields(SamplingParams) if one.init]
-    there = ", ".join(known)
     for name in names:
-        if name in known:
-            continue
         if name in UNSUPPORTED.split():
+            there = ", ".join(known)
             raise ConfigError(f"{name} is not supported yet; leave it out: there are {there}")
         if name == "n":
             raise ConfigError(
                 "n is a keyword of Engine.generate and submit; give it there: generate(..., n=2)"
             )
-        nearest = [SYNONYMS[name]] if name in SYNONYMS else get_close_matches(name, known, n=1)
-        remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
-        raise ConfigError(f"sampling has no parameter {shown(name)}; {remedy} {there}")
+    check_names("sampling", SamplingParams, names, SYNONYMS)
 
 
 def _checked_texts(name: str, given: Any) -> tuple[str, ...]:

@@ -95,6 +95,7 @@ def test_select_tokens_takes_the_last_token_of_each_segment(
     expected = poisoned(6, 21, dtype=dtype, device=device)
     reference.select_tokens_into(expected, x, segments)
     assert_same_bits(out, expected)
+    assert_same_bits(ops.select_tokens(x, segments), out)
 
 
 def test_select_tokens_of_no_segments(device: str) -> None:

@@ -628,6 +628,7 @@ def test_views_of_one_layout_that_begin_together_share_memory() -> None:
         lambda x: ops.rms_norm(x, torch.ones(4), 1e-6),
         lambda x: ops.silu_mul(x),
         lambda x: ops.embedding(torch.zeros(1, 4, dtype=torch.int32), x),
+        lambda x: ops.select_tokens(x, torch.zeros(1, 4, dtype=torch.int32)),
         lambda x: ops.fused_mlp(x, torch.ones(6, 4), torch.ones(4, 3)),
         lambda x: ops.norm_linear(x, torch.ones(4), 1e-6, torch.ones(3, 4)),
         lambda x: ops.norm_swiglu(x, torch.ones(4), 1e-6, torch.ones(6, 4)),

@@ -6,8 +6,8 @@ from functools import partial
 import pytest
 import torch
 
-from photon_ext import ops, reference
-from photon_ext.layout import HOST_MASK, RecordFlag, RowColumn
+from photon_ext import RowParams, ops, reference
+from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RecordFlag, RowColumn
 from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_tokens, ints, poisoned, randn
 from tests.ops.tables import SAMPLE, float_bits, row_state
 
@@ -234,6 +234,27 @@ def test_temperature_draws_from_the_softmax(device: str) -> None:
     counted = torch.bincount(tokens.long(), minlength=5).double()
     # exceeded by chance once in 2,000 seeds
     assert ((counted - expected) ** 2 / expected).sum() < 20
+
+
+def test_rows_of_a_loop_without_a_pipeline_sample_as_their_parameters_say(device: str) -> None:
+    params = [
+        RowParams(temperature=0.7, seed=2**40 + 3, top_k=5),
+        RowParams(),
+        RowParams(temperature=0.7, seed=2**40 + 3, min_p=0.1),
+    ]
+    state = ops.row_state(params, [4, 0, 4], device)
+    assert state.shape == (4, ROW_COLUMNS)
+    assert not state[0].any()
+    logits = randn(3, 40, dtype=torch.float32, device=device, seed=3)
+    logits[2] = logits[0]
+    segments = ints([[row, row - 1, 1, SAMPLE] for row in (1, 2, 3)], device)
+    expected = poisoned(3, dtype=torch.int32, device=device)
+    reference.sample_into(expected, logits.clone(), segments, state)
+    tokens = ops.sample(logits, segments, state)
+    assert tokens.tolist() == expected.tolist()
+    assert tokens[1] == logits[1].argmax()
+    with pytest.raises(ValueError, match="row_state: 2 positions for 3 rows; give one for each"):
+        ops.row_state(params, [4, 0], device)
 
 
 def test_noise_depends_on_seed_and_position_not_on_the_batch(device: str, sample: Sample) -> None:

@@ -7,11 +7,35 @@ import gc
 import pytest
 import torch
 
-from photon_ext.runtime.streams import CudaStreams, lasting_stream
+from photon_ext import ops
+from photon_ext.runtime.streams import CudaStreams, HostStreams, lasting_stream
 
 
 class Owner:
     pass
+
+
+def test_a_cpu_graph_keeps_the_memory_that_functional_ops_took() -> None:
+    streams = HostStreams(inline=False)
+    x, out, segments = torch.zeros(3, 64), torch.zeros(2, 8), torch.zeros(2, 4, dtype=torch.int32)
+    segments[:, 1:3] = torch.tensor([[0, 1], [1, 2]])
+    weights = [torch.randn(64, 64), torch.randn(64), torch.randn(8, 64)]
+
+    def body(x: torch.Tensor, out: torch.Tensor) -> None:
+        hidden = ops.rms_norm(ops.linear(x, weights[0]), weights[1], 1e-6)
+        ops.linear_into(out, ops.select_tokens(hidden, segments), weights[2])
+
+    graph = streams.capture(lambda: body(x, out))
+    gc.collect()
+    others = [torch.full((3, 64), torch.nan) for _ in range(64)]  # in the memory of dropped tensors
+    for _ in range(3):
+        x.normal_()
+        expected = torch.zeros(2, 8)
+        body(x, expected)
+        streams.compute.launch(graph)
+        streams.compute.synchronize()
+        assert torch.equal(out, expected)
+    assert all(one.isnan().all() for one in others)
 
 
 def test_a_lasting_stream_goes_from_owner_to_owner() -> None:

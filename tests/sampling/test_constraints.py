@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.sampling import Constraint, from_allowed_ids, from_callable
+from photon_ext.sampling import Constraint, from_allowed_ids, from_callable, set_ids
 from photon_ext.sampling.constraints import pack_ids
 
 WORDS = 4
@@ -21,6 +21,15 @@ def allowed_by(constraint: Constraint, num_words: int = WORDS) -> set[int]:
 @given(st.sets(st.integers(0, 32 * WORDS - 1)))
 def test_exactly_the_bits_of_the_ids_are_set(ids: set[int]) -> None:
     assert allowed_by(from_allowed_ids(ids)) == ids
+
+
+def test_ids_are_allowed_besides_those_that_are() -> None:
+    words = memoryview(bytearray(4 * WORDS)).cast("i")
+    set_ids(words, [0, 31])
+    set_ids(words, iter([32 * WORDS - 1]))
+    assert words.tolist() == [1 - (1 << 31), 0, 0, -(1 << 31)]
+    with pytest.raises(RequestError, match="token id 128; the mask covers ids 0 to 127"):
+        set_ids(words, [1, 128])
 
 
 @pytest.mark.parametrize(
