@@ -19,9 +19,13 @@ def test_every_test_named_in_the_list_exists() -> None:
 
 
 def test_every_numbered_test_stands_in_its_line() -> None:
-    lines = dict(re.findall(r"^\| (\d+) \|(.*)$", LIST, re.MULTILINE))
-    assert [*lines] == [str(number) for number in range(1, 45)]
+    lines = dict(re.findall(r"^\| ([A-Z]?\d+) \|(.*)$", LIST, re.MULTILINE))
+    lettered = [number for number in lines if not number.isdigit()]
+    assert [*lines] == [*map(str, range(1, 45)), *lettered]
+    assert lettered == sorted(lettered, key=lambda number: (number[0], int(number[1:])))
     for name in DEFINED:
+        for number in re.findall(r"hazard_([a-z]\d+)_", name):
+            assert f"`{name}`" in lines[number.upper()], (name, number)
         for first, last in re.findall(r"hazard_(\d+)(?:_to_(\d+))?", name):
             for number in range(int(first), int(last or first) + 1):
                 assert f"`{name}`" in lines[str(number)], (name, number)

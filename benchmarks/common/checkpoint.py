@@ -36,6 +36,9 @@ def _model(config: ModelConfig, weights: DecoderWeights, device: torch.device) -
     and its rotary tables, which stay."""
     import transformers
 
+    if config.family not in (Family.LLAMA, Family.QWEN3):
+        told = f"a {config.family.value} model is not written as a transformers checkpoint"
+        raise BenchmarkError(f"{told}; use a model of the Llama or Qwen3 family")
     qwen3 = config.family is Family.QWEN3
     config_class: Any = transformers.Qwen3Config if qwen3 else transformers.LlamaConfig
     model_class: Any = transformers.Qwen3ForCausalLM if qwen3 else transformers.LlamaForCausalLM

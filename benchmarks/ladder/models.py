@@ -25,8 +25,8 @@ def build_model(
     if name not in SHAPES:
         raise BenchmarkError(f"--model {name!r} is unknown; use one of {', '.join(SHAPES)}")
     config = SHAPES[name]
-    if max_len > config.max_positions:
-        made_for = f"{name} was made for {config.max_positions}; ask for fewer"
+    if max_len > config.longest:
+        made_for = f"{name} was made for {config.longest}; ask for fewer"
         raise BenchmarkError(f"prompt and tokens are {max_len} positions, {made_for}")
     weights = spread_weights(config, dtype, device)
     if loop == "stock":

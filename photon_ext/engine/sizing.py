@@ -72,11 +72,7 @@ def size_engine(
     ConfigError: max_len is beyond the model, or the memory does not hold what was asked for.
     """
     max_len, usable = _max_len(options, config), _usable_bytes(device)
-    if max_len > config.max_positions:
-        raise ConfigError(
-            f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
-            "ask for no more than that"
-        )
+    config.check_max_len(max_len)
     target = SizedModel(config, dtype, device, region)
     options = target.with_chunk(options, usable)
     rows = options.max_rows or target.default_rows(options, usable)
@@ -220,7 +216,7 @@ def _remedy(options: EngineOptions, rows: int, target: SizedModel, usable: int) 
 
 
 def _max_len(options: EngineOptions, config: ModelConfig) -> int:
-    return options.max_len or min(config.max_positions, DEFAULT_MAX_LEN)
+    return options.max_len or min(config.longest, DEFAULT_MAX_LEN)
 
 
 def _usable_bytes(device: torch.device) -> int:

@@ -5,22 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from photon_ext.errors import ModelError, shown
+from photon_ext.errors import ConfigError, ModelError, shown
 
 
 class Family(Enum):
-    """Families the decoder knows.
-
-    The value is both Hugging Face's `model_type` and GGUF's `general.architecture`.
-    """
+    """Families the decoder knows. The value is Hugging Face's `model_type`."""
 
     LLAMA = "llama"
+    QWEN2 = "qwen2"
     QWEN3 = "qwen3"
 
 
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM (model_type 'llama') and Qwen3ForCausalLM (model_type 'qwen3')"
-)
 MAX_HEAD_DIM = 256  # kMaxHeadDim of csrc/common/params.h
 
 
@@ -54,7 +49,7 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape and constants of a Llama or Qwen3 decoder. Lengths in elements, positions in tokens.
+    """Shape and constants of a decoder. Lengths in elements, positions in tokens.
 
     Raises:
         ModelError: a size is not positive, or two contradict each other.
@@ -72,9 +67,11 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling = RopeScaling()
     tied_embeddings: bool = False
-    attention_bias: bool = False  # q, k, v and o projections carry a bias
+    qkv_bias: bool = False  # q, k and v projections carry a bias
+    o_bias: bool = False  # the o projection carries a bias
     mlp_bias: bool = False  # gate, up and down projections carry a bias
     max_positions: int = 4096
+    window: int | None = None  # tokens that attention reaches back to; longer texts are refused
     eos_ids: tuple[int, ...] = ()
     prefers_float32: bool = (
         False  # the file stores float32 on purpose: not rounded unless a dtype is asked for
@@ -135,6 +132,24 @@ class ModelConfig:
         """Rows of the fused q, k, v projection."""
         return self.q_size + 2 * self.kv_size
 
+    @property
+    def longest(self) -> int:
+        """Positions that a text may have: within them a window hides nothing."""
+        return min(self.max_positions, self.window or self.max_positions)
+
+    def check_max_len(self, max_len: int) -> None:
+        """Raises ConfigError for more positions than the model has, or than its window."""
+        if max_len > self.max_positions:
+            raise ConfigError(
+                f"max_len is {max_len} and the model was made for {self.max_positions} positions; "
+                "ask for no more than that"
+            )
+        if max_len > self.longest:
+            raise ConfigError(
+                f"max_len is {max_len} and attention of the model has a window of {self.window} "
+                "tokens; windows are not supported, so ask for no more than that"
+            )
+
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of KV cache that one token occupies over all layers."""
         return 2 * self.layers * self.kv_size * element_size
@@ -158,8 +173,3 @@ class ModelConfig:
                 f"{source}: end token {foreign} is not in the vocabulary of {self.vocab}; the "
                 "files belong to two models"
             )
-
-
-def unsupported(what: str, source: str) -> ModelError:
-    """The error for an architecture that the decoder does not know; `source` is the file."""
-    return ModelError(f"{source}: {what}; supported architectures are {SUPPORTED_ARCHITECTURES}")

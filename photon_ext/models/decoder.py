@@ -1,4 +1,4 @@
-"""Decoder: the forward of Llama and Qwen3 models on the photon_ext ops.
+"""Decoder: the forward of a model on the photon_ext ops.
 
 A step is described on the device only (decode_meta, segments, counts, page_table), buffers have
 fixed addresses, and nothing is allocated, so a forward can be captured once per shape and replayed
@@ -81,7 +81,7 @@ class Decoder:
         `embeds_tokens`: places for embeddings in the place of tokens.
         `region`: heads for spatial answers, in steps that say so (`StepTensors.spatial`).
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
-        trained for.
+        trained for or its window of attention.
         """
         sizes = {
             "max_step_tokens": max_step_tokens,
@@ -93,11 +93,7 @@ class Decoder:
         for name, value in sizes.items():
             if value <= 0:
                 raise ConfigError(f"Decoder: {name} is {value}, expected a positive number")
-        if max_len > config.max_positions:
-            raise ConfigError(
-                f"Decoder: max_len is {max_len}, the model was made for {config.max_positions} "
-                "positions; ask for no more than that"
-            )
+        config.check_max_len(max_len)
         self.config, self.weights = config, weights
         self.max_step_tokens, self.max_segments, self.max_len = (
             max_step_tokens,

@@ -1,4 +1,4 @@
-"""DecoderWeights: every parameter of a Llama or Qwen3 decoder, with q/k/v and gate/up fused.
+"""DecoderWeights: every parameter of a decoder, with q/k/v and gate/up fused.
 
 `weight_slots` names each parameter as a Hugging Face checkpoint does and says where it goes: a
 loader is a loop over it.
@@ -100,10 +100,10 @@ def empty_weights(
     layers = tuple(
         LayerWeights(
             input_norm=empty(config.hidden),
-            qkv=linear(config.qkv_size, config.hidden, config.attention_bias),
+            qkv=linear(config.qkv_size, config.hidden, config.qkv_bias),
             q_norm=empty(config.head_dim) if config.qk_norm else None,
             k_norm=empty(config.head_dim) if config.qk_norm else None,
-            o=linear(config.hidden, config.q_size, config.attention_bias),
+            o=linear(config.hidden, config.q_size, config.o_bias),
             post_norm=empty(config.hidden),
             gate_up=linear(2 * config.intermediate, config.hidden, config.mlp_bias),
             down=linear(config.hidden, config.intermediate, config.mlp_bias),

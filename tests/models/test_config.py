@@ -55,6 +55,7 @@ GGUF = {
         ("llama-3.2-1b", 2.472, 32),
         ("qwen3-4b", 8.045, 144),
         ("qwen3-8b", 15.14, 144),
+        ("qwen2.5-0.5b", 0.988, 12),
     ],
 )
 def test_named_shapes_read_the_published_bytes(
@@ -214,8 +215,8 @@ def test_metadata_config() -> None:
             "rope_scaling.low_freq_factor is None, expected a finite number",
         ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"use_sliding_window": True, "sliding_window": 32}, "sliding-window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "has 'sliding_attention'"),
+        ({"layer_types": ["full_attention", "chunked_attention"]}, "has 'chunked_attention'"),
         ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
     ],
 )
@@ -228,6 +229,7 @@ def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) ->
     ("change", "message"),
     [
         ({"general.architecture": "gemma3"}, "'gemma3'.*supported"),
+        ({"general.architecture": "qwen2"}, "'qwen2'; supported architectures are 'llama' an"),
         ({"qwen3.expert_count": 8}, "8 experts"),
         (
             {"qwen3.rope.dimension_count": 16},

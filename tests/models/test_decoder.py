@@ -197,7 +197,7 @@ def test_buffers_are_one_arena_at_fixed_addresses(tmp_path: Path) -> None:
     [
         ((0, 4, 64, 8, 9), "max_step_tokens is 0"),
         ((16, 4, 64, 8, -1), "num_pages is -1"),
-        ((16, 4, 257, 8, 9), "max_len is 257, the model was made for 256 positions"),
+        ((16, 4, 257, 8, 9), "max_len is 257 and the model was made for 256 positions"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(

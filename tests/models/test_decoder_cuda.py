@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 CONFIGS = {
     "llama-6-2-24-tied": ModelConfig(Family.LLAMA, 30, 3, 6, 2, 24, 45, 131, tied_embeddings=True),
     "llama-7-1-96-biased": ModelConfig(
-        Family.LLAMA, 49, 3, 7, 1, 96, 45, 131, attention_bias=True, mlp_bias=True
+        Family.LLAMA, 49, 3, 7, 1, 96, 45, 131, qkv_bias=True, o_bias=True, mlp_bias=True
     ),
     "qwen3-4-2-128": ModelConfig(Family.QWEN3, 64, 3, 4, 2, 128, 96, 131),
 }

@@ -35,7 +35,7 @@ CONFIGS = {
         Family.LLAMA, 192, 2, 6, 2, 64, 320, 131, tied_embeddings=True
     ),
     "llama-7-1-96-biased": ModelConfig(
-        Family.LLAMA, 320, 2, 7, 1, 96, 192, 131, attention_bias=True, mlp_bias=True
+        Family.LLAMA, 320, 2, 7, 1, 96, 192, 131, qkv_bias=True, o_bias=True, mlp_bias=True
     ),
     "qwen3-4-2-128": ModelConfig(Family.QWEN3, 576, 2, 4, 2, 128, 100, 131),
 }

@@ -1,20 +1,14 @@
-"""Tiny random Llama and Qwen3 models, built by transformers, that the tests of this folder
-compare with.
-"""
+"""Tiny random models, built by transformers, that the tests of this folder compare with."""
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 VOCAB = 131
 LLAMA3_ROPE = {
@@ -96,11 +90,14 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
         "eos_token_id": 2,
         "pad_token_id": None,
     }
+    return random_model({"model_type": family, **common, **options}, seed)
+
+
+def random_model(values: dict[str, Any], seed: int = 0) -> PreTrainedModel:
+    """The float32 model of a config.json with these values."""
     torch.manual_seed(seed)
-    if family == "llama":
-        model: PreTrainedModel = LlamaForCausalLM(LlamaConfig(**common, **options))
-    else:
-        model = Qwen3ForCausalLM(Qwen3Config(**common, **options))
+    config = AutoConfig.for_model(**copy.deepcopy(values))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("norm.weight"):
@@ -119,6 +116,14 @@ def saved_tiny_model(
     """`tiny_model`, also written to `folder` as a Hugging Face directory."""
     model = tiny_model(name, seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def saved_random_model(values: dict[str, Any], folder: Path, seed: int = 0) -> PreTrainedModel:
+    """`random_model`, also written to `folder` with config.json as it is given."""
+    model = random_model(values, seed)
+    model.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(values))
     return model
 
 

@@ -41,6 +41,10 @@ class ConfigReader:
         """The value as it stands, None where there is none."""
         return self._values.get(key)
 
+    def has(self, key: str) -> bool:
+        """Whether the key is there, null or not."""
+        return key in self._values
+
     def positive(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
         """An integer from 1 to `most`."""
         value = self._or_default(key, default)

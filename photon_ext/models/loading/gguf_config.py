@@ -12,10 +12,11 @@ from typing import Any
 from gguf import Keys, LlamaFileType
 
 from photon_ext.errors import ModelError, shown
-from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind, unsupported
+from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
 from photon_ext.models.loading.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 from photon_ext.models.loading.gguf_file import GgufFile
 
+_FAMILIES = (Family.LLAMA, Family.QWEN3)  # `general.architecture` is the enum's value
 ROPE_FACTORS = "rope_freqs.weight"
 OUTPUT = "output.weight"
 _EOS_KEYS = (Keys.Tokenizer.EOS_ID, Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID)
@@ -52,9 +53,13 @@ def metadata_config(
     """
     fields = ConfigReader(metadata, source)
     architecture = fields.get("general.architecture")
-    family = next((f for f in Family if f.value == architecture), None)
+    family = next((f for f in _FAMILIES if f.value == architecture), None)
     if family is None:
-        raise unsupported(f"general.architecture is {shown(architecture)}", source)
+        supported = " and ".join(repr(f.value) for f in _FAMILIES)
+        raise ModelError(
+            f"{source}: general.architecture is {shown(architecture)}; supported architectures are "
+            f"{supported}, and more families as Hugging Face directories"
+        )
     prefix = f"{family.value}."
     own = ConfigReader(
         {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)},

@@ -1,20 +1,35 @@
 """ModelConfig from a Hugging Face config.json.
 
-A file that asks for something the decoder does not do (another architecture, sliding windows,
+A file that asks for something the decoder does not do (another architecture, another activation,
 partial rotary embeddings, ...) is refused here, by name, before any weight is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from photon_ext.errors import ModelError, shown
-from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind, unsupported
+from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
 from photon_ext.models.loading.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 
-_ARCHITECTURES = {Family.LLAMA: "LlamaForCausalLM", Family.QWEN3: "Qwen3ForCausalLM"}
-_QWEN3_HEAD_DIM = 128  # transformers' default
+_SLIDING = "sliding_attention"
+
+
+class _Defaults(NamedTuple):
+    """What transformers knows of a family where its config.json does not say it."""
+
+    architecture: str
+    head_dim: int | None = None  # None: hidden_size / num_attention_heads
+    biases: tuple[bool, bool] | None = None  # of q, k, v and of o; None: `attention_bias`
+    window: int | None = None  # where `sliding_window` is absent; null is none
+
+
+_FAMILIES = {
+    Family.LLAMA: _Defaults("LlamaForCausalLM"),
+    Family.QWEN2: _Defaults("Qwen2ForCausalLM", biases=(True, False), window=4096),
+    Family.QWEN3: _Defaults("Qwen3ForCausalLM", head_dim=128, window=4096),
+}
 
 
 def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
@@ -25,28 +40,30 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     """
     fields = ConfigReader(values, source)
     family = _family(fields, source)
+    known = _FAMILIES[family]
     _refuse_options(fields, source)
     hidden, q_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     max_positions = fields.positive("max_position_embeddings", most=MAX_POSITIONS)
     theta, scaling = _rope(fields, max_positions, source)
+    qkv_bias, o_bias = known.biases or (fields.flag("attention_bias"),) * 2
     return ModelConfig(
         family=family,
         hidden=hidden,
         layers=fields.positive("num_hidden_layers", most=MAX_LAYERS),
         q_heads=q_heads,
         kv_heads=fields.positive("num_key_value_heads", q_heads),
-        head_dim=fields.positive(
-            "head_dim", _QWEN3_HEAD_DIM if family is Family.QWEN3 else hidden // q_heads
-        ),
+        head_dim=fields.positive("head_dim", known.head_dim or hidden // q_heads),
         intermediate=fields.positive("intermediate_size"),
         vocab=fields.positive("vocab_size"),
         rms_eps=fields.number("rms_norm_eps"),
         rope_theta=theta,
         rope_scaling=scaling,
         tied_embeddings=fields.flag("tie_word_embeddings"),
-        attention_bias=fields.flag("attention_bias"),
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
         mlp_bias=fields.flag("mlp_bias"),
         max_positions=max_positions,
+        window=_window(fields, known, source),
         eos_ids=fields.token_ids("eos_token_id"),
         prefers_float32=str(fields.get("dtype") or fields.get("torch_dtype"))
         in ("float32", "torch.float32"),
@@ -56,11 +73,17 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
 
 def _family(fields: ConfigReader, source: str) -> Family:
     architectures, model_type = fields.items("architectures"), fields.get("model_type")
-    for family, architecture in _ARCHITECTURES.items():
-        if (architectures[0] == architecture) if architectures else (model_type == family.value):
+    for family, known in _FAMILIES.items():
+        if (
+            (architectures[0] == known.architecture)
+            if architectures
+            else (model_type == family.value)
+        ):
             return family
-    raise unsupported(
-        f"architecture is {shown(architectures)}, model_type {shown(model_type)}", source
+    supported = ", ".join(known.architecture for known in _FAMILIES.values())
+    raise ModelError(
+        f"{source}: architecture is {shown(architectures)}, model_type {shown(model_type)}; "
+        f"supported architectures are {supported}"
     )
 
 
@@ -76,12 +99,28 @@ def _refuse_options(fields: ConfigReader, source: str) -> None:
             f"{source}: weights quantized with {shown(method)} are not supported; use plain "
             "weights or a GGUF file"
         )
-    others = [kind for kind in fields.items("layer_types") if kind != "full_attention"]
-    if others or (fields.get("use_sliding_window") and fields.get("sliding_window")):
+
+
+def _window(fields: ConfigReader, known: _Defaults, source: str) -> int | None:
+    """How many tokens attention of some layer sees, where it does not see all.
+
+    Which layers these are does not matter: texts of up to as many tokens are the same to all.
+    """
+    types = fields.items("layer_types")
+    window = known.window if not fields.has("sliding_window") else None
+    if fields.get("sliding_window") is not None:
+        window = fields.positive("sliding_window", most=MAX_POSITIONS)
+    slides = fields.flag("use_sliding_window") and (not types or _SLIDING in types)
+    if not slides:
+        window = None
+    others = [kind for kind in types if kind not in ("full_attention", _SLIDING)]
+    if others or (window is None and _SLIDING in types):
         raise ModelError(
-            f"{source}: sliding-window attention is not supported; use a model with full attention "
-            "in every layer"
+            f"{source}: layer_types has {shown((others or [_SLIDING])[0])}; supported are "
+            "full_attention in every layer, and sliding_attention of a window that the file turns "
+            "on"
         )
+    return window
 
 
 def _rope(fields: ConfigReader, max_positions: int, source: str) -> tuple[float, RopeScaling]:

@@ -1,0 +1,36 @@
+"""config.json of published models, with every field that they have and the sizes of tiny models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+TINY_SIZES: dict[str, Any] = {
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "initializer_range": 0.02,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+}
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen2.5": {
+        **TINY_SIZES,
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "attention_dropout": 0.0,
+        "max_window_layers": 2,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1000000.0,
+        "sliding_window": 128,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+    },
+}

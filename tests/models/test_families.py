@@ -1,0 +1,179 @@
+"""Families from Hugging Face directories with published config.json: transformers' tokens and
+logits, in float32.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
+from photon_ext.errors import ModelError
+from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.loader import load_model
+from photon_ext.models.lora import LoraShape, LoraSlots
+from tests.models.adapters import adapter_tensors, merged, saved_adapter
+from tests.models.harness import Chunk, Harness
+from tests.models.published import PUBLISHED, TINY_SIZES
+from tests.models.tiny import LLAMA3_ROPE, greedy_ids, random_model, saved_random_model
+
+PROMPTS = [[(7 * i + 3 * n) % 131 for i in range(n)] for n in (1, 5, 19)]
+
+
+def loaded(
+    values: dict[str, Any], folder: Path, seed: int = 0, max_len: int = 60
+) -> tuple[PreTrainedModel, Harness]:
+    model = saved_random_model(values, folder, seed)
+    config, weights, _ = load_model(folder, torch.float32)
+    return model, Harness(config, weights, max_len)
+
+
+def changed(values: dict[str, Any], **change: Any) -> dict[str, Any]:
+    """With these keys; "absent" takes one away."""
+    return {key: value for key, value in {**values, **change}.items() if value != "absent"}
+
+
+def reference_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """Logits after every token, [len(ids), vocab]."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
+
+
+def assert_logits_equal(model: PreTrainedModel, harness: Harness, ids: list[int]) -> None:
+    """Of a prompt in one step, and of ten tokens that follow it one by one."""
+    expected = reference_logits(model, ids)
+    begun = len(ids) - 10
+    logits = [harness.prefill([Chunk(1, 0, ids[:begun])])[0]]
+    for position in range(begun, len(ids)):
+        logits.append(harness.decode([1], [position], [ids[position]])[0])
+    torch.testing.assert_close(torch.stack(logits), expected[begun - 1 :], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_gives_transformers_tokens(name: str, seed: int, tmp_path: Path) -> None:
+    model, harness = loaded(PUBLISHED[name], tmp_path, seed)
+    expected = [greedy_ids(model, prompt, 16) for prompt in PROMPTS]
+    assert len({tuple(ids) for ids in expected}) == len(PROMPTS)
+    assert harness.greedy(PROMPTS, 16) == expected
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_config_gives_transformers_logits(name: str, tmp_path: Path) -> None:
+    model, harness = loaded(PUBLISHED[name], tmp_path)
+    assert_logits_equal(model, harness, [(11 * i + i // 7) % 131 for i in range(50)])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_that_transformers_has_rewritten_is_the_same(name: str) -> None:
+    written = json.loads(random_model(PUBLISHED[name]).config.to_json_string())
+    assert "rope_parameters" in written
+    ours = hf_config(PUBLISHED[name])
+    assert vars(hf_config(written)) == {**vars(ours), "prefers_float32": True}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_an_adapter_gives_pefts_tokens(name: str, tmp_path: Path) -> None:
+    model = saved_random_model(PUBLISHED[name], tmp_path / "model")
+    tensors = adapter_tensors(model, 4, seed=0)
+    adapter = saved_adapter(tmp_path / "adapter", tensors, 4)
+    config, weights, _ = load_model(tmp_path / "model", torch.float32)
+    lora = LoraSlots(LoraShape(config, 4), 1, 64, torch.float32, weights.device)
+    lora.load(1, lora.read(adapter)).wait()
+    harness = Harness(config, weights, 60, lora=lora)
+    harness.slots = {1: 1, 2: 1, 3: 1}
+    adapted = merged(model, adapter, tensors)
+    expected = [greedy_ids(adapted, prompt, 16) for prompt in PROMPTS]
+    assert expected != [greedy_ids(model, prompt, 16) for prompt in PROMPTS]
+    assert harness.greedy(PROMPTS, 16) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "window"),
+    [
+        ("qwen2.5", {}, None),
+        ("qwen2.5", {"use_sliding_window": "absent"}, None),
+        ("qwen2.5", {"use_sliding_window": True}, 128),
+        ("qwen2.5", {"use_sliding_window": True, "sliding_window": None}, None),
+        ("qwen2.5", {"use_sliding_window": True, "sliding_window": "absent"}, 4096),
+        ("qwen2.5", {"use_sliding_window": True, "layer_types": ["full_attention"] * 3}, None),
+    ],
+)
+def test_hazard_e10_a_window_counts_where_transformers_has_one(
+    name: str, change: dict[str, Any], window: int | None
+) -> None:
+    values = changed(PUBLISHED[name], **change)
+    assert hf_config(values).window == window
+    theirs = random_model(values).config
+    slides = "sliding_attention" in theirs.layer_types
+    assert (theirs.sliding_window if slides else None) == window
+
+
+@pytest.mark.parametrize("stored", ["none", "equal", "other"])
+@pytest.mark.parametrize("tied", [True, False, "absent"])
+@pytest.mark.parametrize("name", ["qwen2.5"])
+def test_hazard_e12_the_head_is_the_one_that_the_files_mean(
+    name: str, tied: bool | str, stored: str, tmp_path: Path
+) -> None:
+    """Where config.json is silent, transformers' default for the family counts; a head is neither
+    made up nor dropped.
+    """
+    values = changed(PUBLISHED[name], tie_word_embeddings=tied)
+    model = saved_random_model({**values, "tie_word_embeddings": False}, tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    tensors = {key: value.clone() for key, value in model.state_dict().items()}
+    if stored == "none":
+        del tensors["lm_head.weight"]
+    if stored == "equal":
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, tmp_path / "model.safetensors")
+    if random_model(values).config.tie_word_embeddings:
+        error = "lm_head.weight .* differs from model.embed_tokens" if stored == "other" else None
+    else:
+        error = "missing, first 'lm_head.weight'" if stored == "none" else None
+    if error is not None:
+        with pytest.raises(ModelError, match=error):
+            load_model(tmp_path)
+        return
+    head = tensors["lm_head.weight" if stored != "none" else "model.embed_tokens.weight"]
+    assert torch.equal(load_model(tmp_path, torch.float32).weights.lm_head, head)
+
+
+@pytest.mark.parametrize("name", ["v_proj", "o_proj"])
+def test_hazard_e11_a_bias_too_few_or_too_many_is_named(name: str, tmp_path: Path) -> None:
+    """That biases count is seen in the logits of other tests: here they are random, too."""
+    model, key = saved_random_model(PUBLISHED["qwen2.5"], tmp_path), f"1.self_attn.{name}.bias"
+    tensors = {name: value.clone() for name, value in model.state_dict().items()}
+    del tensors["lm_head.weight"]
+    if tensors.pop(f"model.layers.{key}", None) is None:
+        tensors[f"model.layers.{key}"] = torch.zeros(64)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"1 .*parameters (are missing|would be ignored), .*{key}"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("spelling", ["rope_type", "type", "rope_parameters"])
+def test_hazard_e7_scaled_frequencies_show_in_the_logits_far_behind_the_trained_context(
+    spelling: str, tmp_path: Path
+) -> None:
+    """Whatever the key is called. Short prompts are nearly the same without scaling."""
+    scaling = {key: value for key, value in LLAMA3_ROPE.items() if key != "rope_type"}
+    values = {**TINY_SIZES, "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5}
+    values |= {"model_type": "llama", "max_position_embeddings": 1024}
+    unscaled = random_model(values)
+    if spelling == "rope_parameters":
+        values["rope_parameters"] = {**scaling, "rope_type": "llama3"}
+    else:
+        values["rope_scaling"] = {**scaling, spelling: "llama3"}
+    model, harness = loaded(values, tmp_path, max_len=700)
+    ids = [(11 * i + i // 7) % 131 for i in range(700)]
+    expected = reference_logits(model, ids)
+    for begin in range(0, 700, 50):
+        logits = harness.prefill([Chunk(1, begin, ids[begin : begin + 50])])
+    torch.testing.assert_close(logits[0], expected[-1], atol=1e-3, rtol=1e-3)
+    assert (reference_logits(unscaled, ids)[-1] - expected[-1]).abs().max() > 0.1
