@@ -14,6 +14,7 @@ class Family(Enum):
     LLAMA = "llama"
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
+    MISTRAL = "mistral"
 
 
 MAX_HEAD_DIM = 256  # kMaxHeadDim of csrc/common/params.h

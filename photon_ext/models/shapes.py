@@ -61,4 +61,18 @@ NAMED_SHAPES: Mapping[str, ModelConfig] = {
         max_positions=32768,
         eos_ids=(151645, 151643),
     ),
+    "mistral-7b": ModelConfig(
+        family=Family.MISTRAL,
+        hidden=4096,
+        layers=32,
+        q_heads=32,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=14336,
+        vocab=32768,
+        rms_eps=1e-5,
+        rope_theta=1e6,
+        max_positions=32768,
+        eos_ids=(2,),
+    ),
 }

@@ -33,4 +33,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "use_sliding_window": False,
     },
+    "mistral-0.1": {
+        **TINY_SIZES,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0,
+        "sliding_window": 60,
+        "tie_word_embeddings": False,
+    },
+    "mistral-0.3": {
+        **TINY_SIZES,
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "attention_dropout": 0.0,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+    },
 }

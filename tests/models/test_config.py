@@ -56,6 +56,7 @@ GGUF = {
         ("qwen3-4b", 8.045, 144),
         ("qwen3-8b", 15.14, 144),
         ("qwen2.5-0.5b", 0.988, 12),
+        ("mistral-7b", 14.23, 128),
     ],
 )
 def test_named_shapes_read_the_published_bytes(

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.loader import load_model
 from photon_ext.models.lora import LoraShape, LoraSlots
@@ -96,6 +96,9 @@ def test_an_adapter_gives_pefts_tokens(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "window"),
     [
+        ("mistral-0.1", {}, 60),
+        ("mistral-0.1", {"sliding_window": None}, None),
+        ("mistral-0.1", {"sliding_window": "absent"}, 4096),
         ("qwen2.5", {}, None),
         ("qwen2.5", {"use_sliding_window": "absent"}, None),
         ("qwen2.5", {"use_sliding_window": True}, 128),
@@ -110,8 +113,21 @@ def test_hazard_e10_a_window_counts_where_transformers_has_one(
     values = changed(PUBLISHED[name], **change)
     assert hf_config(values).window == window
     theirs = random_model(values).config
-    slides = "sliding_attention" in theirs.layer_types
+    slides = name == "mistral-0.1" or "sliding_attention" in theirs.layer_types
     assert (theirs.sliding_window if slides else None) == window
+
+
+def test_hazard_e10_texts_may_be_as_long_as_the_window_and_no_longer(tmp_path: Path) -> None:
+    """The last logits of 60 tokens are transformers', which no longer sees the first of 61."""
+    values = PUBLISHED["mistral-0.1"]
+    model, harness = loaded(values, tmp_path)
+    ids = [(11 * i + i // 7) % 131 for i in range(61)]
+    assert_logits_equal(model, harness, ids[:60])
+    wide = random_model({**values, "sliding_window": None})
+    away = (reference_logits(model, ids) - reference_logits(wide, ids)).abs().amax(dim=1)
+    assert away[:60].max() < 1e-4 < 1e-2 < away[60]
+    with pytest.raises(ConfigError, match="max_len is 61 and attention of the model has a window"):
+        Harness(harness.decoder.config, harness.decoder.weights, 61)
 
 
 @pytest.mark.parametrize("stored", ["none", "equal", "other"])

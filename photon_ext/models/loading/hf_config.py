@@ -23,12 +23,16 @@ class _Defaults(NamedTuple):
     head_dim: int | None = None  # None: hidden_size / num_attention_heads
     biases: tuple[bool, bool] | None = None  # of q, k, v and of o; None: `attention_bias`
     window: int | None = None  # where `sliding_window` is absent; null is none
+    always_slides: bool = False  # `use_sliding_window` and `layer_types` play no part
 
 
 _FAMILIES = {
     Family.LLAMA: _Defaults("LlamaForCausalLM"),
     Family.QWEN2: _Defaults("Qwen2ForCausalLM", biases=(True, False), window=4096),
     Family.QWEN3: _Defaults("Qwen3ForCausalLM", head_dim=128, window=4096),
+    Family.MISTRAL: _Defaults(
+        "MistralForCausalLM", biases=(False, False), window=4096, always_slides=True
+    ),
 }
 
 
@@ -111,7 +115,7 @@ def _window(fields: ConfigReader, known: _Defaults, source: str) -> int | None:
     if fields.get("sliding_window") is not None:
         window = fields.positive("sliding_window", most=MAX_POSITIONS)
     slides = fields.flag("use_sliding_window") and (not types or _SLIDING in types)
-    if not slides:
+    if not (slides or known.always_slides):
         window = None
     others = [kind for kind in types if kind not in ("full_attention", _SLIDING)]
     if others or (window is None and _SLIDING in types):
