@@ -98,8 +98,9 @@ class Pipeline:
         value_ids: how many ids behind the vocabulary are values of objects (StepTensors.spatial);
             0: answers are text alone. Steps with others are captured besides, as with adapters.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
-        on_release: called once with each row that is released, by the commit or abort that
-            releases it: its pages are free then.
+        on_release: called once with each row that is released, by the commit, tick or abort that
+            releases it: its pages are free then. A tick has called `on_event` with the row's last
+            events before.
         stalls: count who waits for whom, by two event queries and two clock readings per step.
             False is for measuring what that costs.
         prompt_logprobs: the forward calls ``step.score`` where there is one; else requests for
@@ -321,7 +322,7 @@ class Pipeline:
             raise PipelineError(f"{row} was admitted by another pipeline; abort it there")
         self.running_set.finish(row, state)
         self._runtime.table.kill(row.index)
-        self._release_unused()
+        self._tell_released(self._take_unused())
         return True
 
     # --- one turn of the loop ---------------------------------------------------------------------
@@ -372,16 +373,26 @@ class Pipeline:
         return len(self._inflight) < self._runtime.depth
 
     def commit(self) -> StepResult:
-        """Waits for the oldest step, the only blocking wait, and advances its rows (I2);
-        ``on_release`` is called meanwhile. An empty result when nothing is in flight.
+        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). An empty
+        result when nothing is in flight. ``on_release`` is called before the result is there to
+        be read; `tick` hands its events out first.
 
         Raises:
             PipelineError: the step waits for its masks, its record is not that of its rows, a
                 custom ``sample`` gave an id beyond the vocabulary, or the pipeline is broken.
         """
+        result, unused = self._read()
+        with self._no_way_back:
+            self._tell_released(unused)
+        return result
+
+    def _read(self) -> tuple[StepResult, list[Row]]:
+        """The result of the oldest step, and the rows that nothing uses any more: their indices are
+        free, and `on_release` is to be called with them.
+        """
         self._require_working()
         if not self._inflight:
-            return StepResult()
+            return StepResult(), []
         step = self._inflight[0]
         if not step.finalized:
             raise PipelineError(
@@ -400,11 +411,11 @@ class Pipeline:
             for event in result.events.values():
                 if event.finish is not None:
                     self.running_set.finish(event.row)
-            self._release_unused()
+            unused = self._take_unused()
             self.stats.committed(step, result.count, result.zombies)
             probe.committed(step, result.zombies)
             probe.end()
-            return result
+            return result, unused
 
     def finalize(
         self,
@@ -465,11 +476,13 @@ class Pipeline:
         launched = self.launch()
         self.finalize(fill)
         full = launched is None or not self.can_launch
-        result = self.commit() if full else StepResult()
+        result, unused = self._read() if full else (StepResult(), [])
         try:
             if on_event is not None:
                 _hand_out(result, on_event)
         finally:
+            with self._no_way_back:
+                self._tell_released(unused)
             self.finalize(fill)
             if not self.busy:  # the caller may stop here, and come back with the next request
                 self._rest()
@@ -523,10 +536,15 @@ class Pipeline:
     def _wait(self, step: Step) -> memoryview:
         return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
-    def _release_unused(self) -> None:
-        for row in self.running_set.take_unused(self._committed):
+    def _take_unused(self) -> list[Row]:
+        unused = self.running_set.take_unused(self._committed)
+        for row in unused:
             self._runtime.table.release(row.index)
-            if self._on_release is not None:
+        return unused
+
+    def _tell_released(self, rows: list[Row]) -> None:
+        if self._on_release is not None:
+            for row in rows:
                 self._on_release(row)
 
     # --- masks and failure ------------------------------------------------------------------------

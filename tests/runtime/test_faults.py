@@ -13,7 +13,7 @@ import pytest
 from photon_ext.errors import PipelineError
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.ports import SlotPort
-from photon_ext.runtime.row import Row, RowState
+from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Fill, RowEvent, Step, StepPlan, StepResult
 from photon_ext.testing import (
     Chooser,
@@ -209,19 +209,19 @@ class ReusesSlot(Pipeline):
 class ReleasesEarly(Pipeline):
     """Gives row and pages back at the end of a sequence, steps in flight or not."""
 
-    def _release_unused(self) -> None:
+    def _take_unused(self) -> list[Row]:
         committed, self._committed = self._committed, NEVER
-        super()._release_unused()
+        unused = super()._take_unused()
         self._committed = committed
+        return unused
 
 
 class ReleasesTwice(Pipeline):
-    def _release_unused(self) -> None:
-        ending = tuple(self.running_set._ending)
-        super()._release_unused()
-        for row in ending:
-            if row.state is RowState.RELEASED:
-                self._runtime.table.release(row.index)
+    def _take_unused(self) -> list[Row]:
+        unused = super()._take_unused()
+        for row in unused:
+            self._runtime.table.release(row.index)
+        return unused
 
 
 class MasksEarly(Pipeline):
@@ -281,10 +281,10 @@ class LaunchesOverLogits(Pipeline):
 class DeliversZombies(Pipeline):
     """Tells also what was sampled for rows that had ended."""
 
-    def commit(self) -> StepResult:
-        result = super().commit()
+    def _read(self) -> tuple[StepResult, list[Row]]:
+        result, unused = super()._read()
         result.skipped = frozenset()
-        return result
+        return result, unused
 
 
 class PagesBackEarly(Driver):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import suppress
 
 import pytest
 
@@ -258,6 +259,30 @@ def test_what_on_event_raises_costs_no_row_a_token(
     assert all(sampled == heard for sampled, heard in filled)
     assert len(filled) == 6 * len(constrained)
     assert raised[1] % 2 == 1, "the first of the two that were raised in that turn"
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("drains", [False, True])
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_row_is_released_behind_its_last_event(depth: int, drains: bool, raises: bool) -> None:
+    """Whoever takes pages back on a release has heard of all that the row gave: also where it was
+    drained, and where the callback raises.
+    """
+    told: list[str] = []
+    pipe = pipeline(SimRuntime(depth=depth), on_release=lambda row: told.append("release"))
+    row = pipe.admit((1,), RowParams(3))
+
+    def on_event(event: RowEvent) -> None:
+        told.append("event")
+        if raises:
+            raise KeyError("a callback's fault")
+
+    while pipe.busy:
+        with suppress(KeyError):
+            pipe.tick(on_event=on_event)
+        if drains and row.sampled == 2:
+            pipe.drain(row)
+    assert told == ["event"] * (2 if drains else 3) + ["release"]
 
 
 class OpenPhases:
