@@ -38,7 +38,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_every_example_is_run_here() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")} - {"__init__"}
-    assert names == {"chat", "constraints", "json_answer", "multi_row", "ops", "own_loop"}
+    assert names == {
+        *("chat", "constraints", "json_answer", "multi_row", "ops", "own_loop", "paged_scheduler")
+    }
 
 
 def test_chat_gives_two_answers(capsys: pytest.CaptureFixture[str], model: str) -> None:
@@ -70,6 +72,18 @@ def test_several_rows_give_the_tokens_of_each_alone(capsys: pytest.CaptureFixtur
     *tokens, verdict = run(capsys, "multi_row", "--new-tokens", "9")
     assert [len(line.split()) for line in tokens] == [9, 9, 9, 9]
     assert len(set(tokens)) == 4
+    assert verdict == "each alone gives the same: True"
+
+
+@pytest.mark.parametrize(("pages", "preempts"), [("7", True), ("12", True), ("40", False)])
+def test_a_paged_scheduler_gives_the_tokens_of_each_alone(
+    capsys: pytest.CaptureFixture[str], pages: str, preempts: bool
+) -> None:
+    *tokens, counts, verdict = run(capsys, "paged_scheduler", "--pages", pages)
+    assert [len(line.split()) for line in tokens] == 4 * [16]
+    found = re.fullmatch(r"preempted: (\d+), tokens in shared pages: (\d+)", counts)
+    assert found is not None
+    assert (int(found[1]) > 0, int(found[2]) > 0) == (preempts, preempts)
     assert verdict == "each alone gives the same: True"
 
 
