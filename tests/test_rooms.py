@@ -44,6 +44,12 @@ ROOMS = {
     "__main__": {"cli"},
     "": ENGINE,
 }
+# What a folder inside models/ may import of it: nothing that runs what it makes
+MODELS = {
+    "layers": {"config", "kernel_plan", "rope", "layers"},
+    "loading": {"config", "weights", "lora", "loading", "text"},
+    "text": {"loading", "text"},
+}
 CSRC = {
     "common": {"common"},
     "cuda": {"common", "cuda"},
@@ -83,6 +89,19 @@ def test_python_imports_run_downward(path: Path) -> None:
     found = {room_of(name) for name in names if name.split(".")[0] == "photon_ext"}
     assert found <= ROOMS[room]
     assert not {name.split(".")[0] for name in names} & {"benchmarks", "tests"}
+
+
+@pytest.mark.parametrize("folder", MODELS)
+def test_imports_inside_models_run_downward(folder: str) -> None:
+    for path in sorted((ROOT / "photon_ext/models" / folder).rglob("*.py")):
+        names = (name.split(".") for name in imported(ast.parse(path.read_text())))
+        found = {name[2] for name in names if name[:2] == ["photon_ext", "models"]}
+        assert found <= MODELS[folder], path
+
+
+def test_every_folder_of_models_is_named() -> None:
+    folders = (path.parent.name for path in (ROOT / "photon_ext/models").glob("*/__init__.py"))
+    assert set(folders) == set(MODELS)
 
 
 @pytest.mark.parametrize("room", CSRC)

@@ -60,7 +60,7 @@ def _model(config: ModelConfig, weights: DecoderWeights, device: torch.device) -
     )
     with device:
         made: Any = model_class(values)
-    slots = dict(weight_slots(config, weights))
+    slots = dict(weight_slots(weights))
     missing, unexpected = made.load_state_dict(slots, strict=False, assign=True)
     made.tie_weights()
     if unexpected or set(missing) - {"lm_head.weight"}:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from benchmarks.engines import peer
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.layers.block import Block
 from photon_ext.models.loading.loader import load_model
 from photon_ext.models.rope import rope_tables
-from photon_ext.models.weights import DecoderWeights, LayerWeights
+from photon_ext.models.weights import DecoderWeights
 
 # tokens [batch, n] and positions [n] to the next token of each row [batch, 1]
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -49,8 +50,8 @@ class StaticDecoder(nn.Module):
         self.layers = nn.ModuleList(_Layer(config, each, shape) for each in weights.layers)
         cos, sin = rope_tables(config, length, weights.device)
         mask = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril()
-        fixed = {"cos": cos, "sin": sin, "mask": mask, "lm_head": weights.lm_head}
-        _hold(self, {**fixed, "embedding": weights.embedding, "norm": weights.final_norm})
+        fixed = {"cos": cos, "sin": sin, "mask": mask, "lm_head": weights.head.weight.data}
+        _hold(self, {**fixed, "embedding": weights.embedding.data, "norm": weights.head.norm})
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.run(EAGER, tokens, positions)
@@ -65,14 +66,16 @@ class StaticDecoder(nn.Module):
 
 
 class _Layer(nn.Module):
-    def __init__(self, config: ModelConfig, weights: LayerWeights, shape: tuple[int, ...]) -> None:
+    def __init__(self, config: ModelConfig, layer: Block, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.config = config
-        _hold(self, {name: weights.input_norm.new_zeros(shape) for name in CACHES})
-        _hold(self, {name: getattr(weights, name) for name in NORMS})
-        for name in LINEARS:
-            linear = getattr(weights, name)
-            _hold(self, {name: linear.weight, f"{name}_bias": linear.bias})
+        attention, projections = layer.attention, layer.projections()
+        like = attention.qkv.weight.data
+        _hold(self, {name: like.new_zeros(shape) for name in CACHES})
+        _hold(self, {"q_norm": attention.q_norm, "k_norm": attention.k_norm})
+        _hold(self, {"input_norm": attention.qkv.norm, "post_norm": layer.mlp.gate_up.norm})
+        for name, projection in projections.items():
+            _hold(self, {name: projection.weight.data, f"{name}_bias": projection.bias})
 
     def norm(self, name: str, x: Tensor) -> Tensor:
         return _norm(x, self.get_buffer(name), self.config.rms_eps)
@@ -96,8 +99,6 @@ class _Layer(nn.Module):
 
 
 CACHES = ("keys", "values")
-NORMS = ("input_norm", "post_norm", "q_norm", "k_norm")
-LINEARS = ("qkv", "o", "gate_up", "down")
 
 
 def _begin(decoder: StaticDecoder, tokens: Tensor, positions: Tensor) -> tuple[Any, ...]:

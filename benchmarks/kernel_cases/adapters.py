@@ -67,19 +67,20 @@ def _expand(each: Projection, adapters: int, at: Setting) -> Case:
 def _link(each: Projection, adapters: int, at: Setting) -> Case:
     """Behind a projection of a fused layer, in bfloat16."""
     at = at._replace(dtype=torch.bfloat16)
-    linears, dtype = LoraShape(at.config, RANK).linears, torch.float32
+    ours, dtype = LoraShape(at.config, RANK).projections, torch.float32
     following = {"o": "gate_up", "gate_up": "down", "down": "qkv"}.get(each.what)
-    rows, own = sum(linears[each.what].rows), linears[each.what]
-    a_rows = RANK * len(linears[following].rows) if following else 0
-    width = linears[following].columns if following else 0
+    rows, own = ours[each.what].weight.n, ours[each.what]
+    a_rows = RANK * len(ours[following].rows) if following else 0
+    width = ours[following].weight.k if following else 0
     every = at.stack(adapters, rows * RANK + a_rows * width, deviation=RANK**-0.5)
     x, act = at.normal(at.batch, rows), at.unwritten(at.batch, rows // 2)
-    norm = at.gain(width) if following and linears[following].normed else None
+    normalizes = following and ours[following].norm is not None
+    norm = at.gain(width) if normalizes else None
     before = at.normal(*ops.lora_link_sums(at.batch, RANK * _parts(each), each.k)).to(dtype).abs()
     shape = ops.lora_link_sums(at.batch, a_rows, width)
     after = torch.empty(shape, dtype=dtype, device=at.device) if following else None
     act_or_none = act if each.what == "gate_up" else None
-    eps, tokens = (1e-6 if own.normed else None), _tokens(at, adapters)
+    eps, tokens = (1e-6 if own.norm is not None else None), _tokens(at, adapters)
 
     def arguments(memory: torch.Tensor) -> tuple[object, ...]:
         b = memory[:, : rows * RANK].view(adapters, rows, RANK)

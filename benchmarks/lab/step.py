@@ -150,7 +150,7 @@ def left_out(what: str, weights: DecoderWeights) -> Iterator[None]:
             for name in TAIL:
                 stack.enter_context(patch.object(ops, name, lambda *given, **named: None))
         elif what == "o":
-            outputs = {layer.o.weight.data_ptr() for layer in weights.layers}
+            outputs = {layer.attention.o.weight.data.data_ptr() for layer in weights.layers}
             op = ops.linear_residual_
 
             def others(residual: Any, x: Any, weight: Any, *given: Any, **named: Any) -> None:

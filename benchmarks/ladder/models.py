@@ -46,7 +46,7 @@ def spread_weights(
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
     sharpened = ("q_norm", "k_norm") if config.qk_norm else ("q_proj", "k_proj")
-    for name, slot in weight_slots(config, weights):
+    for name, slot in weight_slots(weights):
         if name.endswith("norm.weight"):
             slot.normal_(1.0, 0.2, generator=generator)
         else:

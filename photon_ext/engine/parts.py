@@ -31,8 +31,8 @@ def make_parts(
     """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
     heads = checked_config(region)
-    size = size_engine(options, config, weights.dtype, weights.device, heads)
     plan = options.kernel_plan or plan_for(config, weights, options.backend, options.exact)
+    size = size_engine(options, config, weights.dtype, weights.device, plan, heads)
     _check_graphs(plan, options, weights)
     if options.exact and plan.hopper and weights.device.type == "cuda":
         check_exact(config, weights.dtype, weights.device)

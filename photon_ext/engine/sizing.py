@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from photon_ext import ops
 from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
-from photon_ext.models.attention import most_ctas
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import most_batch_tokens
+from photon_ext.models.kernel_plan import KernelPlan
+from photon_ext.models.layers.attention import attention_words
+from photon_ext.models.layers.buffers import activation_bytes, workspace_words
 from photon_ext.models.lora import LoraShape
 from photon_ext.models.region import RegionConfig
 from photon_ext.runtime.step_keys import step_keys
@@ -66,6 +66,7 @@ def size_engine(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
+    plan: KernelPlan,
     region: RegionConfig | None = None,
 ) -> EngineSize:
     """Settles the sizes before anything is allocated; `region`: of the region heads. Raises
@@ -73,7 +74,7 @@ def size_engine(
     """
     max_len, usable = _max_len(options, config), _usable_bytes(device)
     config.check_max_len(max_len)
-    target = SizedModel(config, dtype, device, region)
+    target = SizedModel(config, dtype, device, plan, region)
     options = target.with_chunk(options, usable)
     rows = options.max_rows or target.default_rows(options, usable)
     need = target.need(options, rows)
@@ -98,6 +99,7 @@ class SizedModel(NamedTuple):
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
+    plan: KernelPlan
     region: RegionConfig | None
 
     def default_rows(self, options: EngineOptions, usable: int) -> int:
@@ -158,41 +160,33 @@ class SizedModel(NamedTuple):
 
     def need(self, options: EngineOptions, rows: int) -> Need:
         """What so many rows take."""
-        config, (tokens, segments) = self.config, self.step_size(options, rows)
-        per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
-        numbers = tokens * per_token + segments * (config.hidden + config.vocab)
-        numbers += options.embeds_tokens * config.hidden
+        config, itemsize = self.config, self.dtype.itemsize
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0
-        shape, itemsize = LoraShape(config, options.lora_rank), self.dtype.itemsize
-        others = counts + self.automata_bytes(options)
-        if options.lora_slots:
-            numbers += options.lora_slots * shape.words + tokens * shape.most_columns
-            if self.dtype is torch.bfloat16:
-                others += 4 * tokens * sum(map(shape.sum_words, (True, False)))
-            if self.device.type == "cuda":  # the fused layers' own, see Decoder
-                others += 4 * ops.linear_workspace_words(max(tokens, segments), config.hidden)
-        if self.device.type == "cuda" and self.dtype is torch.bfloat16:
-            others += self._workspace_bytes(tokens, segments)
-        if self.region is not None:
-            others += self.region.step_bytes(tokens, segments, itemsize)
         return Need(
-            itemsize * numbers + others,
+            self._decoder_bytes(options, rows) + counts + self.automata_bytes(options),
             options.page_size * config.kv_bytes_per_token(itemsize),
             options.num_pages or max(rows, per_row),
             rows * per_row,
         )
 
-    def _workspace_bytes(self, tokens: int, segments: int) -> int:
-        """Those of a batch's linears and of attention, with what `plan_kernels` chooses for an
-        H200; `exact` and other GPUs have smaller ones, or none.
-        """
-        c, batch = self.config, min(tokens, most_batch_tokens(self.config))
-        return 4 * (
-            ops.linear_norm_workspace_words(batch, c.hidden)
-            + ops.attention_workspace_words(segments, c.q_heads, c.kv_heads, c.head_dim)
-            + ops.chunk_workspace_words(c.head_dim, most_ctas(self.device))
+    def _decoder_bytes(self, options: EngineOptions, rows: int) -> int:
+        """What a Decoder holds besides weights and pages: its buffers say so themselves."""
+        config, dtype, plan = self.config, self.dtype, self.plan
+        tokens, segments = self.step_size(options, rows)
+        places, lora = options.embeds_tokens * config.hidden, options.lora_slots > 0
+        words = workspace_words(config, plan, tokens, segments, lora)
+        of_attention = attention_words(
+            config, plan, segments, options.page_size, dtype, self.device
         )
+        total = activation_bytes(config, tokens, segments, dtype) + dtype.itemsize * places
+        total += 4 * (sum(words) + sum(of_attention))
+        if lora:
+            shape = LoraShape(config, options.lora_rank)
+            total += shape.nbytes(options.lora_slots, tokens, dtype)
+        if self.region is not None:
+            total += self.region.step_bytes(tokens, segments, dtype.itemsize)
+        return total
 
 
 def _remedy(options: EngineOptions, rows: int, target: SizedModel, usable: int) -> str:

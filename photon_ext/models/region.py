@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from photon_ext import ops
 from photon_ext.errors import ConfigError, shown
+from photon_ext.models.layers.projection import Projection
+from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.loader import checked_dtype
 from photon_ext.models.loading.module_file import load_module
-from photon_ext.models.weights import Linear
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -126,13 +127,14 @@ class RegionSteps:
     """
 
     def __init__(
-        self, heads: RegionHeads, vocab: int, max_tokens: int, max_segments: int, like: Tensor
+        self, heads: RegionHeads, text_head: Projection, max_tokens: int, max_segments: int
     ) -> None:
-        """For steps up to these sizes; `like`: the embeddings of the `vocab` tokens. Raises
-        ConfigError: the heads are of another width, or not finite, or there are more ids than int32
-        holds.
+        """For steps up to these sizes; `text_head` [vocab, hidden] reads the same hidden state.
+        Raises ConfigError: the heads are of another width, or not finite, or there are more ids
+        than int32 holds.
         """
-        config, hidden = heads.config, like.shape[1]
+        config, like = heads.config, text_head.weight.data
+        vocab, hidden = like.shape
         _check_finite(heads, like.dtype)
         if config.hidden != hidden:
             raise ConfigError(
@@ -149,11 +151,15 @@ class RegionSteps:
             [*(part.weight for part in parts), *(part.bias[:, None] for part in parts)], dim=1
         )
         padding = config.features - encoder.shape[1]
-        self._encoder = nn.functional.pad(encoder, (0, padding)).to(like).contiguous()
+        encoder = nn.functional.pad(encoder, (0, padding)).to(like).contiguous()
+        self._encoder = Projection(("encoder",), (hidden,), Weight(encoder))
         decoders = heads.coord_decoder, heads.size_decoder
-        self.head = Linear(
-            torch.cat([part.weight for part in decoders]).to(like),
+        self.head = Projection(
+            ("coord_decoder", "size_decoder"),
+            (config.bins, 2 * config.bins),
+            Weight(torch.cat([part.weight for part in decoders]).to(like)),
             torch.cat([part.bias for part in decoders]).to(like),
+            text_head.norm,
         )
         self._frequencies = (
             heads.coord_features[0].to(like.device, torch.float32).contiguous(),
@@ -162,8 +168,7 @@ class RegionSteps:
         self._features = like.new_zeros(max_tokens, config.features)
         self._logits = like.new_zeros(max_segments, 3 * config.bins)
         self._ids = vocab, config.bins
-        tensors = *self.head, self._encoder, self._features, self._logits, *self._frequencies
-        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+        self.nbytes = config.step_bytes(max_tokens, max_segments, like.itemsize)
 
     def embed(self, residual: Tensor, step: StepTensors) -> None:
         """Adds the embeddings of the tokens that are values to `residual` [T, hidden], where the
@@ -171,7 +176,7 @@ class RegionSteps:
         """
         features = self._features[: len(residual)]
         ops.spatial_features_into(features, step.decode_meta, *self._frequencies, *self._ids)
-        ops.linear_residual_(residual, features, self._encoder)
+        self._encoder.add_to(residual, features)
 
     def logits(self, segments: int) -> Tensor:
         """The buffer of a step's `value_logits`."""

@@ -67,3 +67,11 @@ def rope_tables(
         )
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(device), angles.sin().to(device)
+
+
+def identity_tables(
+    config: ModelConfig, max_len: int, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `rope_tables`, of layers that do not rotate: every angle is zero."""
+    shape = max_len, config.head_dim
+    return torch.ones(shape, device=device), torch.zeros(shape, device=device)

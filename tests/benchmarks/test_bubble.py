@@ -184,7 +184,7 @@ def test_timing_gives_device_times_and_gaps() -> None:
 
 def test_a_request_that_fails_is_an_error() -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
-    weights.final_norm[:] = math.nan
+    weights.head.norm[:] = math.nan
     load = Load(1, 1, 8, None, 8, 1.0)
     with (
         open_server(config, weights, load, 2) as engine,

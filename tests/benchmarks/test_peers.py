@@ -83,7 +83,9 @@ def test_figures_belong_together_and_say_how_they_were_made(
         assert entry["window"] == {"prompt": 64, "first": 4, "last": 16}
         assert entry["context"] == 74
         assert entry["tokens_per_s"] == pytest.approx(2e3 / entry["ms_per_step"], rel=1e-4)
-        nbytes = weights.nbytes - weights.embedding.nbytes + 2 * 74 * config.kv_bytes_per_token(4)
+        nbytes = (
+            weights.nbytes - weights.embedding.data.nbytes + 2 * 74 * config.kv_bytes_per_token(4)
+        )
         assert entry["floor_ms"] == pytest.approx(nbytes / floor["bytes_per_s"] * 1e3, rel=1e-4)
         ms = entry["ms_per_step"]
         assert entry["floor_share"] == pytest.approx(entry["floor_ms"] / ms, rel=1e-4)

@@ -157,7 +157,7 @@ def test_a_session_refuses_wrong_tokens_and_sees_rows_that_differ() -> None:
 
 def test_a_session_refuses_logits_that_are_not_finite() -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
-    weights.final_norm[0] = float("inf")
+    weights.head.norm[0] = float("inf")
     with Session(config, weights, random_prompts(TINY.vocab, 1, 8), 32, depth=1) as session:
         session.begin()
         with pytest.raises(BenchmarkError, match="not all finite"):

@@ -16,8 +16,10 @@ import torch
 
 from photon_ext.engine import Engine, EngineOptions, Request
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
+from photon_ext.models.layers.block import Block
+from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.loader import load_model
-from photon_ext.models.weights import DecoderWeights, Linear, empty_weights
+from photon_ext.models.weights import DecoderWeights, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from tests.engine.simulated import WatchedDevice, engine_on
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
@@ -216,6 +218,19 @@ def test_weights_of_another_dtype_are_refused(folder: Path) -> None:
         Engine.from_weights(config, empty_weights(config, torch.float64, "cpu"))
 
 
+def cut(layer: Block) -> Block:
+    """Without the first output of its MLP."""
+    down = layer.mlp.down
+    return replace(
+        layer, mlp=replace(layer.mlp, down=replace(down, weight=Weight(down.weight.data[1:])))
+    )
+
+
+def normed(layer: Block) -> Block:
+    """With a norm of q, of any size."""
+    return replace(layer, attention=replace(layer.attention, q_norm=layer.attention.qkv.norm))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -224,32 +239,25 @@ def test_weights_of_another_dtype_are_refused(folder: Path) -> None:
             r"the weights have 2 layers and the config 3; give those of one model",
         ),
         (
-            lambda w: replace(w, final_norm=w.final_norm.double()),
-            r"final_norm of the weights is torch\.float64 \[\d+\] on cpu, expected",
+            lambda w: replace(w, head=replace(w.head, norm=w.head.norm.double())),
+            r"head\.norm of the weights is torch\.float64 \[\d+\] on cpu, expected",
         ),
         (
-            lambda w: replace(w, lm_head=w.lm_head[:-1]),
-            r"lm_head of the weights is torch\.float32 \[\d+, \d+\] on cpu, expected torch",
+            lambda w: replace(w, head=replace(w.head, weight=Weight(w.head.weight.data[:-1]))),
+            r"head\.weight\.data of the weights is torch\.float32 \[\d+, \d+\] on cpu, expected",
         ),
         (
-            lambda w: replace(
-                w,
-                layers=(
-                    w.layers[0],
-                    replace(w.layers[1], down=Linear(w.layers[1].down.weight[1:])),
-                    w.layers[2],
-                ),
-            ),
-            r"layers\[1\]\.down\.weight of the weights is .*, expected .*, by the config and the "
-            r"embedding",
+            lambda w: replace(w, layers=(w.layers[0], cut(w.layers[1]), w.layers[2])),
+            r"layers\[1\]\.mlp\.down\.weight\.data of the weights is .*, expected .*, by the "
+            r"config and the embedding",
         ),
         (
-            lambda w: replace(w, layers=(replace(w.layers[0], q_norm=w.final_norm), *w.layers[1:])),
-            r"layers\[0\]\.q_norm .*, expected None",
+            lambda w: replace(w, layers=(normed(w.layers[0]), *w.layers[1:])),
+            r"layers\[0\]\.attention\.q_norm .*, expected None",
         ),
         (
-            lambda w: replace(w, final_norm=w.final_norm.to("meta")),
-            r"final_norm of the weights is .* on meta, expected .* on cpu",
+            lambda w: replace(w, head=replace(w.head, norm=w.head.norm.to("meta"))),
+            r"head\.norm of the weights is .* on meta, expected .* on cpu",
         ),
     ],
 )
@@ -335,7 +343,7 @@ def test_logits_that_are_no_numbers_end_the_request(
     folder: Path, constraint: object, error: str
 ) -> None:
     loaded = load_model(folder, "float32", "cpu")
-    loaded.weights.final_norm[:] = math.nan
+    loaded.weights.head.norm[:] = math.nan
     sizes = {name: value for name, value in SIZES.items() if name not in ("device", "dtype")}
     with Engine.from_weights(loaded.config, loaded.weights, **sizes) as broken:
         output = broken.submit(PROMPT, SamplingParams(constraint=constraint)).result(60)

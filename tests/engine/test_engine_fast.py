@@ -33,8 +33,8 @@ NEAR_TIE = 0.25  # of float32 logits: what bfloat16 may turn round
 def engine_on(device: str, depth: int, **changes: Any) -> Engine:
     weights = random_weights(CONFIG, torch.bfloat16, device)
     for layer in weights.layers:
-        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
-            linear.weight.mul_(10)  # so that tokens are not all alike
+        for projection in layer.projections().values():
+            projection.weight.data.mul_(10)  # so that tokens are not all alike
     options = {
         "max_rows": 5,
         "max_len": 96,

@@ -1,19 +1,27 @@
 """How many pages an engine gets out of the memory there is."""
 
 from dataclasses import replace
+from enum import Enum
 
 import pytest
 import torch
 
 from photon_ext.engine import sizing
 from photon_ext.engine.options import EngineOptions
+from photon_ext.engine.parts import make_parts
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.kernel_plan import plan_for
-from photon_ext.models.lora import LoraShape, LoraSlots
-from photon_ext.models.region import RegionConfig
+from photon_ext.models.kernel_plan import (
+    BATCH_TOKENS,
+    FUSED_TOKENS,
+    KernelPlan,
+    Ways,
+    plan_for,
+)
+from photon_ext.models.lora import LoraShape
+from photon_ext.models.region import RegionConfig, RegionHeads
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import random_weights
 
@@ -41,7 +49,7 @@ def size(
 ) -> EngineSize:
     monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
     chosen = EngineOptions(**{"automata_mib": 0, **options})
-    return size_engine(chosen, CONFIG, torch.float32, device, region)
+    return size_engine(chosen, CONFIG, torch.float32, device, KernelPlan(), region)
 
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +117,7 @@ def test_rows_are_sized_for_the_device(
 def test_rows_are_as_many_as_have_room_beside_what_they_take(mebibytes: int) -> None:
     """Logits and counts of a large vocabulary take more for each row than its pages do."""
     config = replace(CONFIG, vocab=50_000)
-    target = sizing.SizedModel(config, torch.float32, torch.device("cuda"), None)
+    target = sizing.SizedModel(config, torch.float32, torch.device("cuda"), KernelPlan(), None)
     options, usable = EngineOptions(max_len=512, chunk=64, automata_mib=0), mebibytes * 2**20
 
     def has_room(rows: int) -> bool:
@@ -217,10 +225,8 @@ def test_where_nothing_fits_no_option_is_blamed(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_memory_of_this_machine_is_found() -> None:
-    assert (
-        size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages
-        == 4
-    )
+    options = EngineOptions(max_rows=1, max_len=64)
+    assert size_engine(options, CONFIG, torch.float32, CPU, KernelPlan()).num_pages == 4
 
 
 def test_slots_of_adapters_take_their_memory_from_the_pages(
@@ -239,15 +245,44 @@ def test_slots_of_adapters_take_their_memory_from_the_pages(
         size(monkeypatch, memory, lora_slots=100, lora_rank=9, **sizes)
 
 
+def storages(part: object, found: dict[int, int]) -> dict[int, int]:
+    """Bytes of each memory that tensors of `part` lie in, by its address."""
+    if isinstance(part, torch.Tensor):
+        if not part.is_meta:
+            memory = part.untyped_storage()
+            found[memory.data_ptr()] = memory.nbytes()
+    elif isinstance(part, dict):
+        storages(tuple(part.values()), found)
+    elif isinstance(part, (tuple, list)):
+        for one in part:
+            storages(one, found)
+    elif type(part).__module__.startswith("photon_ext") and not isinstance(part, Enum):
+        storages(tuple(vars(part).values()), found)
+    return found
+
+
+WAYS = Ways(fused_tokens=FUSED_TOKENS, batch_tokens=BATCH_TOKENS)
+
+
+@pytest.mark.parametrize("plan", [KernelPlan(), KernelPlan(True, WAYS, WAYS)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_adapters_take_is_what_their_slots_say(dtype: torch.dtype) -> None:
-    target = sizing.SizedModel(CONFIG, dtype, CPU, None)
-    options = EngineOptions(max_rows=4, max_len=100, chunk=8, prefill="separate", lora_slots=2)
-    without = replace(options, lora_slots=0)
-    taken = target.need(options, 4).activations - target.need(without, 4).activations
-    tokens, _ = target.step_size(options, 4)
-    shape = LoraShape(CONFIG, options.lora_rank)
-    assert taken == LoraSlots(shape, 2, tokens, dtype, CPU).nbytes
+@pytest.mark.parametrize("lora_slots", [0, 2])
+def test_what_a_decoder_holds_is_what_it_is_sized_for(
+    plan: KernelPlan, dtype: torch.dtype, lora_slots: int
+) -> None:
+    """Besides weights, pages and rotation tables."""
+    options = EngineOptions(
+        max_rows=4, max_len=100, chunk=8, lora_slots=lora_slots, embeds_tokens=5, kernel_plan=plan,
+        penalties=False, automata_mib=0,
+    )  # fmt: skip
+    weights, heads = random_weights(CONFIG, dtype), RegionHeads(RegionConfig(32, 32, 8, 12))
+    _, decoder, size = make_parts(options, CONFIG, weights, heads)
+    others = weights, decoder._kv, decoder._attention._tables
+    held = storages(decoder, {}).keys() - storages(others, {}).keys()
+    target = sizing.SizedModel(CONFIG, dtype, CPU, plan, heads.config)
+    needed = target.need(options, size.max_rows).activations
+    assert decoder.activation_bytes == needed
+    assert sum(storages(decoder, {})[address] for address in held) == needed
 
 
 def test_places_of_embeddings_take_their_memory_from_the_pages(
@@ -275,10 +310,10 @@ def test_region_heads_take_their_memory_from_the_pages(monkeypatch: pytest.Monke
 def test_what_a_decoder_takes_on_a_gpu_is_counted(exact: bool) -> None:
     config, device = NAMED_SHAPES["qwen3-0.6b"], torch.device("cuda")
     config = replace(config, layers=1)
-    target = sizing.SizedModel(config, torch.bfloat16, device, None)
     options = EngineOptions(max_rows=256, max_len=4096, chunk=2048, automata_mib=0, exact=exact)
-    tokens, segments = target.step_size(options, 256)
     weights = random_weights(config, torch.bfloat16, device)
     plan = plan_for(config, weights, exact=exact)
+    target = sizing.SizedModel(config, torch.bfloat16, device, plan, None)
+    tokens, segments = target.step_size(options, 256)
     decoder = Decoder(config, weights, tokens, segments, 4096, 16, 256, plan)
     assert decoder.activation_bytes <= target.need(options, 256).activations

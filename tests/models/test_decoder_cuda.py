@@ -32,9 +32,7 @@ def decoder_weights(config: ModelConfig, device: str) -> DecoderWeights:
         random_weights(config, torch.float32),
         empty_weights(config, torch.float32, device),
     )
-    for (name, slot), (_, values) in zip(
-        weight_slots(config, weights), weight_slots(config, source), strict=True
-    ):
+    for (name, slot), (_, values) in zip(weight_slots(weights), weight_slots(source), strict=True):
         slot.copy_(values if name.endswith("norm.weight") else 10 * values)
     return weights
 

@@ -56,7 +56,7 @@ def harness(name: str, device: str, dtype: torch.dtype, hopper: bool, **sizes: A
     config = CONFIGS[name]
     weights = empty_weights(config, dtype, device)
     for (slot_name, slot), (_, values) in zip(
-        weight_slots(config, weights), weight_slots(config, source(name)), strict=True
+        weight_slots(weights), weight_slots(source(name)), strict=True
     ):
         slot.copy_((values if slot_name.endswith("norm.weight") else 10 * values).bfloat16())
     return Harness(config, weights, hopper=hopper, **{"exact": True, **sizes})

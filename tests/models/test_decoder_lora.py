@@ -24,7 +24,7 @@ LONG = [(5 * i + i // 7) % 131 for i in range(150)]  # more than the Hopper kern
 def made(dtype: torch.dtype, device: str) -> DecoderWeights:
     """Random weights that are bfloat16's, ten times larger than those of benchmarks."""
     weights, source = empty_weights(CONFIG, dtype, device), random_weights(CONFIG, torch.float32)
-    pairs = zip(weight_slots(CONFIG, weights), weight_slots(CONFIG, source), strict=True)
+    pairs = zip(weight_slots(weights), weight_slots(source), strict=True)
     for (name, slot), (_, values) in pairs:
         slot.copy_((values if name.endswith("norm.weight") else 10 * values).bfloat16())
     return weights
@@ -50,10 +50,10 @@ def merged(slot: int) -> DecoderWeights:
     weights, shape = made(torch.float32, "cpu"), LoraShape(CONFIG, RANK)
     views = shape.views(adapters(torch.float32)[slot - 1])
     for layer, pairs in zip(weights.layers, views, strict=True):
-        for name, linear in shape.linears.items():
+        for name, projection in layer.projections().items():
             a, b = pairs[name]
-            parts = zip(b.split(linear.rows), a.split(shape.rank), strict=True)
-            getattr(layer, name).weight.add_(torch.cat([rows @ down for rows, down in parts]))
+            parts = zip(b.split(projection.rows), a.split(shape.rank), strict=True)
+            projection.weight.data.add_(torch.cat([rows @ down for rows, down in parts]))
     return weights
 
 

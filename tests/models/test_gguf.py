@@ -34,7 +34,7 @@ def test_parameters_equal_the_original(name: str, tmp_path: Path) -> None:
     )
     assert loaded.config.rms_eps == pytest.approx(reference.rms_eps)
     parameters = dict(model.named_parameters())
-    for key, slot in weight_slots(loaded.config, loaded.weights):
+    for key, slot in weight_slots(loaded.weights):
         assert torch.equal(slot, parameters.pop(key)), key
     assert not parameters
     assert loaded.config.eos_ids == (1,)

@@ -12,6 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from photon_ext.errors import ConfigError, ModelError
+from photon_ext.models.layers.projection import Projection
+from photon_ext.models.layers.weight import Weight
 from photon_ext.models.region import (
     PROMPTS,
     RegionConfig,
@@ -63,13 +65,6 @@ def test_a_config_that_cannot_be_says_why(changes: dict[str, object], text: str)
         RegionConfig(**changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_memory_of_steps_is_known_before_it_is_taken(dtype: torch.dtype) -> None:
-    heads = random_heads(24)
-    steps = RegionSteps(heads, 100, 16, 3, torch.zeros(100, 24, dtype=dtype))
-    assert steps.nbytes == heads.config.step_bytes(16, 3, dtype.itemsize)
-
-
 def test_configs_are_equal_by_their_values_and_of_their_own_prompts() -> None:
     config = RegionConfig()
     assert (config, hash(config)) == (RegionConfig(), hash(RegionConfig()))
@@ -99,4 +94,4 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_leaves_no_ids_names_the_remedy() -> None:
     few = torch.zeros(1, 24).expand(2**31 - 1000, 24)
     with pytest.raises(ConfigError, match="no ids for the region heads' 32 bins; give heads of"):
-        RegionSteps(random_heads(24), len(few), 4, 1, few)
+        RegionSteps(random_heads(24), Projection(("lm_head",), (len(few),), Weight(few)), 4, 1)

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.hf_weights import load_hf_weights
-from photon_ext.models.weights import Linear, check_weights, random_weights, weight_slots
+from photon_ext.models.weights import check_weights, random_weights, weight_slots
 from tests.models.tiny import TINY, saved_tiny_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -34,12 +35,12 @@ def test_every_parameter_arrives(name: str, tmp_path: Path) -> None:
     config = read_config(tmp_path)
     weights = load_hf_weights(tmp_path, config, torch.float32)
     parameters = dict(model.named_parameters())
-    slots = dict(weight_slots(config, weights))
+    slots = dict(weight_slots(weights))
     assert slots.keys() == parameters.keys()
     for key, slot in slots.items():
         assert torch.equal(slot, parameters[key]), key
     assert weights.nbytes == sum(parameter.nbytes for parameter in parameters.values())
-    assert (weights.lm_head is weights.embedding) == config.tied_embeddings
+    assert weights.tied == config.tied_embeddings
 
 
 def test_fused_projections_hold_their_parts_in_order(tmp_path: Path) -> None:
@@ -50,8 +51,9 @@ def test_fused_projections_hold_their_parts_in_order(tmp_path: Path) -> None:
     )
     attention, mlp = reference.self_attn, reference.mlp
     qkv = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
-    assert torch.equal(layer.qkv.weight, qkv)
-    assert torch.equal(layer.gate_up.weight, torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+    assert torch.equal(layer.attention.qkv.weight.data, qkv)
+    gate_up = torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight))
+    assert torch.equal(layer.mlp.gate_up.weight.data, gate_up)
 
 
 def test_shards_equal_one_file(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_single_file_goes_before_shards_as_in_transformers(tmp_path: Path) -> 
     for name, content in shards.items():
         (tmp_path / name).write_bytes(content)
     assert (tmp_path / INDEX).exists()
-    embedding = load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).embedding
+    embedding = load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).embedding.data
     assert torch.equal(embedding, model.model.embed_tokens.weight)
     assert torch.equal(
         embedding,
@@ -88,9 +90,8 @@ def test_dtype_conversion_rounds_once(dtype: torch.dtype, tmp_path: Path) -> Non
     model = saved_tiny_model("llama-plain", tmp_path)
     weights = load_hf_weights(tmp_path, read_config(tmp_path), dtype)
     assert {tensor.dtype for tensor in weights.tensors()} == {dtype}
-    assert torch.equal(
-        weights.layers[0].down.weight, model.model.layers[0].mlp.down_proj.weight.to(dtype)
-    )
+    down = model.model.layers[0].mlp.down_proj.weight.to(dtype)
+    assert torch.equal(weights.layers[0].mlp.down.weight.data, down)
 
 
 def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -148,7 +149,7 @@ def test_a_head_that_repeats_the_embeddings_is_not_missed(tied: Path) -> None:
     embedding[3, 5] = torch.nan  # damage, but the same twice
     change_tensors(tied, model__embed_tokens__weight=embedding, lm_head__weight=embedding.clone())
     weights = load_hf_weights(tied, read_config(tied), torch.float32)
-    assert weights.lm_head is weights.embedding
+    assert weights.tied
     change_tensors(tied, lm_head__weight=embedding.to(torch.bfloat16))
     load_hf_weights(tied, read_config(tied), torch.bfloat16)
 
@@ -170,7 +171,9 @@ def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(
     )
     untied = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
     (tied / "config.json").write_text(json.dumps(untied))  # the advice
-    assert torch.equal(load_hf_weights(tied, read_config(tied), torch.float32).lm_head, head)
+    assert torch.equal(
+        load_hf_weights(tied, read_config(tied), torch.float32).head.weight.data, head
+    )
 
 
 def test_a_head_of_another_shape_is_named_where_embeddings_are_tied(tied: Path) -> None:
@@ -247,9 +250,9 @@ def test_random_weights_repeat_by_seed() -> None:
     config = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
     first, again, other = (random_weights(config, torch.float32, "cpu", seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first.tensors(), again.tensors(), strict=True))
-    assert not torch.equal(first.embedding, other.embedding)
-    assert torch.equal(first.final_norm, torch.ones(32))
-    assert first.layers[0].qkv.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not torch.equal(first.embedding.data, other.embedding.data)
+    assert torch.equal(first.head.norm, torch.ones(32))
+    assert first.layers[0].attention.qkv.weight.data.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_weights_that_are_not_contiguous_are_refused_by_name() -> None:
@@ -258,15 +261,27 @@ def test_weights_that_are_not_contiguous_are_refused_by_name() -> None:
     weights = random_weights(config, torch.float32, "cpu")
     check_weights(config, weights)
     first, last = weights.layers
-    transposed = last.o.weight.t().contiguous().t()
-    changed = replace(weights, layers=(first, replace(last, o=Linear(transposed))))
+    attention = last.attention
+    transposed = Weight(attention.o.weight.data.t().contiguous().t())
+    attention = replace(attention, o=replace(attention.o, weight=transposed))
+    changed = replace(weights, layers=(first, replace(last, attention=attention)))
     with pytest.raises(ConfigError) as raised:
         check_weights(config, changed)
     assert str(raised.value) == (
-        "layers[1].o.weight of the weights has strides [1, 32], expected a contiguous tensor, "
-        "as the kernels read it; give its .contiguous()"
+        "layers[1].attention.o.weight.data of the weights has strides [1, 32], expected a "
+        "contiguous tensor, as the kernels read it; give its .contiguous()"
     )
-    changed = replace(weights, final_norm=torch.ones(64)[::2])
-    with pytest.raises(ConfigError, match=r"final_norm of the weights has strides \[2\]"):
-        check_weights(config, changed)
-    check_weights(config, replace(weights, final_norm=torch.ones(64)[::2].contiguous()))
+    head = replace(weights.head, norm=torch.ones(64)[::2])
+    with pytest.raises(ConfigError, match=r"head\.norm of the weights has strides \[2\]"):
+        check_weights(config, replace(weights, head=head))
+    head = replace(weights.head, norm=torch.ones(64)[::2].contiguous())
+    check_weights(config, replace(weights, head=head))
+
+
+def test_weights_whose_layers_have_settings_of_another_model_are_refused() -> None:
+    config = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
+    weights = random_weights(config, torch.float32, "cpu")
+    first, last = weights.layers
+    still = replace(last, attention=replace(last.attention, rotates=False))
+    with pytest.raises(ConfigError, match=r"layers\[1\]\.attention\.rotates of .* is False, exp"):
+        check_weights(config, replace(weights, layers=(first, still)))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from photon_ext.layout import InputLayout, MaskLayout
-from photon_ext.models.buffers import allocate_activations
+from photon_ext.models.layers.buffers import allocate_activations
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step_program import SlotMemory

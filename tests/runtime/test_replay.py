@@ -28,9 +28,7 @@ def weights_on(device: str) -> DecoderWeights:
         random_weights(CONFIG, torch.float32),
         empty_weights(CONFIG, torch.float32, device),
     )
-    for (name, slot), (_, values) in zip(
-        weight_slots(CONFIG, weights), weight_slots(CONFIG, source), strict=True
-    ):
+    for (name, slot), (_, values) in zip(weight_slots(weights), weight_slots(source), strict=True):
         slot.copy_(values if name.endswith("norm.weight") else 10 * values)
     return weights
 

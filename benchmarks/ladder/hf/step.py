@@ -19,7 +19,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, backend="portable"):
     max_len = len(prompt_ids) + max_new_tokens
     weights, parameters = empty_weights(config, model.dtype, device), dict(model.named_parameters())
 
-    for name, slot in weight_slots(config, weights):
+    for name, slot in weight_slots(weights):
         slot.copy_(parameters[name])
     pages = {"page_size": max_len, "num_pages": 2}  # rows count from 1, and row 1 has page 1
     decoder = Decoder(

@@ -25,21 +25,28 @@ def forward_decode(model: Model, meta: torch.Tensor, memory: SimpleNamespace) ->
     """Logits [1, vocab] of a decode step, decode_meta int32 [1, 4]. Writes ``memory``'s cache."""
     config, weights, scale = model.config, model.weights, model.config.head_dim**-0.5
     tables = meta, memory.pages, model.cos, model.sin
-    x = F.embedding(meta[:, 0], weights.embedding)
+    x = F.embedding(meta[:, 0], weights.embedding.data)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv)
+        qkv = linear(
+            model.norm(x, layer.attention.qkv.norm), layer.attention.qkv.weight.data, out=memory.qkv
+        )
         heads = qkv.view(1, -1, config.head_dim)
         q, k, v = heads.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        paged, norms = (keys.transpose(1, 2), values.transpose(1, 2)), (layer.q_norm, layer.k_norm)
+        paged, norms = (
+            (keys.transpose(1, 2), values.transpose(1, 2)),
+            (layer.attention.q_norm, layer.attention.k_norm),
+        )
         ops.fused_attention_decode_into(
             memory.out, q, k, v, *paged, *tables, scale, *norms, config.rms_eps
         )
-        x += linear(memory.out.flatten(1), layer.o.weight, out=memory.projected)
-        normed = model.norm(x, layer.post_norm)
-        gate, up = linear(normed, layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
+        x += linear(memory.out.flatten(1), layer.attention.o.weight.data, out=memory.projected)
+        normed = model.norm(x, layer.mlp.gate_up.norm)
+        gate, up = linear(normed, layer.mlp.gate_up.weight.data, out=memory.gate_up).chunk(
+            2, dim=-1
+        )
         act = torch.mul(F.silu(gate), up, out=memory.act[:1])
-        x += linear(act, layer.down.weight, out=memory.projected)
-    return linear(model.norm(x, weights.final_norm), weights.lm_head, out=memory.logits)
+        x += linear(act, layer.mlp.down.weight.data, out=memory.projected)
+    return linear(model.norm(x, weights.head.norm), weights.head.weight.data, out=memory.logits)
 
 
 @torch.inference_mode()

@@ -18,22 +18,26 @@ def forward(
     to ``cache``, (k, v) by layer."""
     config, weights = model.config, model.weights
     cos, sin = model.cos[position : position + len(ids)], model.sin[position : position + len(ids)]
-    x = F.embedding(ids, weights.embedding)
+    x = F.embedding(ids, weights.embedding.data)
     for index, layer in enumerate(weights.layers):
-        qkv = F.linear(model.norm(x, layer.input_norm), layer.qkv.weight)
+        qkv = F.linear(model.norm(x, layer.attention.qkv.norm), layer.attention.qkv.weight.data)
         heads = qkv.view(len(ids), -1, config.head_dim)
         q, k, v = heads.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q = rotate(model.norm(q, layer.q_norm), cos, sin)
-        k = rotate(model.norm(k, layer.k_norm), cos, sin)
+        q = rotate(model.norm(q, layer.attention.q_norm), cos, sin)
+        k = rotate(model.norm(k, layer.attention.k_norm), cos, sin)
         keys = torch.cat((cache[index][0], k.transpose(0, 1)[None]), dim=2)
         values = torch.cat((cache[index][1], v.transpose(0, 1)[None]), dim=2)
         cache[index] = keys, values
         query, context, causal = q.transpose(0, 1)[None], cache[index], len(ids) > 1
         out = F.scaled_dot_product_attention(query, *context, is_causal=causal, enable_gqa=True)
-        x = x + F.linear(out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight)
-        gate, up = F.linear(model.norm(x, layer.post_norm), layer.gate_up.weight).chunk(2, dim=-1)
-        x = x + F.linear(F.silu(gate) * up, layer.down.weight)
-    return F.linear(model.norm(x[-1:], weights.final_norm), weights.lm_head)
+        x = x + F.linear(
+            out[0].transpose(0, 1).reshape(len(ids), -1), layer.attention.o.weight.data
+        )
+        gate, up = F.linear(
+            model.norm(x, layer.mlp.gate_up.norm), layer.mlp.gate_up.weight.data
+        ).chunk(2, dim=-1)
+        x = x + F.linear(F.silu(gate) * up, layer.mlp.down.weight.data)
+    return F.linear(model.norm(x[-1:], weights.head.norm), weights.head.weight.data)
 
 
 @torch.inference_mode()

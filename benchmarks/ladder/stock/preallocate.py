@@ -46,25 +46,31 @@ def forward(
     config, weights = model.config, model.weights
     end = position + len(ids)
     cos, sin = model.cos[position:end], model.sin[position:end]
-    x = F.embedding(ids, weights.embedding)
+    x = F.embedding(ids, weights.embedding.data)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv)
+        qkv = linear(
+            model.norm(x, layer.attention.qkv.norm), layer.attention.qkv.weight.data, out=memory.qkv
+        )
         heads = qkv.view(len(ids), -1, config.head_dim)
         q, k, v = heads.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q = rotate(model.norm(q, layer.q_norm), cos, sin)
-        k = rotate(model.norm(k, layer.k_norm), cos, sin)
+        q = rotate(model.norm(q, layer.attention.q_norm), cos, sin)
+        k = rotate(model.norm(k, layer.attention.k_norm), cos, sin)
         keys[0, :, position:end] = k.transpose(0, 1)
         values[0, :, position:end] = v.transpose(0, 1)
         context = keys[:, :, :end], values[:, :, :end]
         query, causal = q.transpose(0, 1)[None], len(ids) > 1
         out = F.scaled_dot_product_attention(query, *context, is_causal=causal, enable_gqa=True)
         attended = out[0].transpose(0, 1).reshape(len(ids), -1)
-        x += linear(attended, layer.o.weight, out=memory.projected)
-        normed = model.norm(x, layer.post_norm)
-        gate, up = linear(normed, layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
+        x += linear(attended, layer.attention.o.weight.data, out=memory.projected)
+        normed = model.norm(x, layer.mlp.gate_up.norm)
+        gate, up = linear(normed, layer.mlp.gate_up.weight.data, out=memory.gate_up).chunk(
+            2, dim=-1
+        )
         act = torch.mul(F.silu(gate), up, out=memory.act[: len(ids)])
-        x += linear(act, layer.down.weight, out=memory.projected)
-    return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
+        x += linear(act, layer.mlp.down.weight.data, out=memory.projected)
+    return linear(
+        model.norm(x[-1:], weights.head.norm), weights.head.weight.data, out=memory.logits
+    )
 
 
 @torch.inference_mode()

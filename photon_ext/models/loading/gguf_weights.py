@@ -33,12 +33,12 @@ def load_gguf_weights(
     Raises ModelError, naming the file and the tensor, where one is missing, of another shape, or
     would be ignored.
     """
-    slots = dict(weight_slots(config, empty_weights(config, dtype, "meta")))
+    slots = dict(weight_slots(empty_weights(config, dtype, "meta")))
     table = get_tensor_name_map(MODEL_ARCH[config.family.name], config.layers)
     names = {name: table.get_name(name, (".weight",)) or name for name in slots}
     _check_tensors(file, {names[name]: slot.shape for name, slot in slots.items()})
     weights = empty_weights(config, dtype, device)
-    for name, slot in weight_slots(config, weights):
+    for name, slot in weight_slots(weights):
         tensor = file.tensor(names[name])
         if config.family is Family.LLAMA and name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = unpermute_heads(

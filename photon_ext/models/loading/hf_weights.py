@@ -47,8 +47,7 @@ def load_hf_weights(
     config.json ties it to the embeddings is one.
     """
     expected = {
-        name: slot.shape
-        for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))
+        name: slot.shape for name, slot in weight_slots(empty_weights(config, dtype, "meta"))
     }
     with ExitStack() as stack:
         tensors = _open_all(directory, stack)
@@ -64,7 +63,7 @@ def load_hf_weights(
             _check(tensors[_HEAD], _HEAD, expected[_EMBEDDING])
             _check_tied(directory, tensors[_EMBEDDING], tensors[_HEAD], dtype)
         weights = empty_weights(config, dtype, device)
-        for name, slot in weight_slots(config, weights):
+        for name, slot in weight_slots(weights):
             _copy(tensors[name], name, slot)
     return weights
 

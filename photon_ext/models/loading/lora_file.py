@@ -29,10 +29,10 @@ _UNSUPPORTED = (
 
 
 class _Target(NamedTuple):
-    """Where a tensor goes: the layer, the linear, and which of its parts."""
+    """Where a tensor goes: the layer, the projection, and which of its parts."""
 
     layer: int
-    linear: str
+    projection: str
     part: int
     is_a: bool
 
@@ -105,9 +105,9 @@ def _checked(file: Path, handle: Any, settings: _Settings, shape: LoraShape) -> 
     if not targets:
         raise ModelError(f"{file}: holds no tensor; save the adapter again")
     for name, target in targets.items():
-        linear = shape.linears[target.linear]
-        rows = linear.rows[target.part]
-        wanted = [settings.rank, linear.columns] if target.is_a else [rows, settings.rank]
+        projection = shape.projections[target.projection]
+        rows, columns = projection.rows[target.part], projection.weight.k
+        wanted = [settings.rank, columns] if target.is_a else [rows, settings.rank]
         stored = handle.get_slice(name)
         if stored.get_shape() != wanted:
             raise ModelError(
@@ -125,15 +125,16 @@ def _checked(file: Path, handle: Any, settings: _Settings, shape: LoraShape) -> 
 
 def _target(file: Path, name: str, shape: LoraShape) -> _Target:
     match = _NAME.fullmatch(name)
-    for linear, fused in shape.linears.items():
-        if match is not None and match[2] in fused.modules:
+    for ours, projection in shape.projections.items():
+        if match is not None and match[2] in projection.modules:
             layer = int(match[1])
             if layer >= shape.config.layers:
                 raise ModelError(
                     f"{file}: {shown(name)} is of layer {layer}, and the model has "
                     f"{shape.config.layers}; it is an adapter of another model"
                 )
-            return _Target(layer, linear, fused.modules.index(match[2]), match[3] == "A")
+            part = projection.modules.index(match[2])
+            return _Target(layer, ours, part, match[3] == "A")
     known = ", ".join(_modules(shape))
     raise ModelError(
         f"{file}: {shown(name)} adapts no module that is supported; target_modules may be {known}"
@@ -141,8 +142,8 @@ def _target(file: Path, name: str, shape: LoraShape) -> _Target:
 
 
 def _modules(shape: LoraShape) -> Iterator[str]:
-    for fused in shape.linears.values():
-        yield from (module.rpartition(".")[2] for module in fused.modules)
+    for projection in shape.projections.values():
+        yield from (module.rpartition(".")[2] for module in projection.modules)
 
 
 def _check_pairs(file: Path, targets: Iterable[_Target]) -> None:
@@ -151,7 +152,7 @@ def _check_pairs(file: Path, targets: Iterable[_Target]) -> None:
         if target._replace(is_a=not target.is_a) not in found:
             raise ModelError(
                 f"{file}: layer {target.layer} has only one of lora_A and lora_B for a part of "
-                f"{target.linear}; save the adapter again"
+                f"{target.projection}; save the adapter again"
             )
 
 
@@ -166,12 +167,12 @@ def _fill(
     """Every tensor into its place."""
     layers = shape.views(memory)
     for name, target in targets.items():
-        pair, tensor = layers[target.layer][target.linear], handle.get_tensor(name)
+        pair, tensor = layers[target.layer][target.projection], handle.get_tensor(name)
         if target.is_a:
             begin = target.part * shape.rank
             place = pair.a[begin : begin + settings.rank]
         else:
-            rows = shape.linears[target.linear].rows
+            rows = shape.projections[target.projection].rows
             begin = sum(rows[: target.part])
             place = pair.b[begin : begin + rows[target.part], : settings.rank]
             tensor = tensor.float() * settings.scaling

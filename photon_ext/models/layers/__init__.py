@@ -1,0 +1,1 @@
+"""A layer as data: its weights, its projections, attention, MLP, and the block of both."""

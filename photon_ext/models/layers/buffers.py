@@ -1,0 +1,180 @@
+"""The buffers of a forward, allocated once, so that steps allocate nothing and addresses stay.
+
+`Activations` are what a forward writes, carved out of one arena; `Workspaces` are what linears add
+up in; `KvPool` is the paged key and value memory of every layer. How many bytes each takes is said
+here once, for whoever allocates it and for whoever plans for it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from photon_ext import ops
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.kernel_plan import KernelPlan
+
+_ALIGNMENT = 256  # bytes; what allocators and vectorized loads like
+
+
+class Activations(NamedTuple):
+    """Buffers of T tokens and R segments, all contiguous and in the dtype of the model.
+
+    H hidden, D head_dim.
+    """
+
+    residual: torch.Tensor  # [T, H]
+    normed: torch.Tensor  # [T, H]
+    qkv: torch.Tensor  # [T, (q_heads + 2 kv_heads) * D]
+    attention: torch.Tensor  # [T, q_heads * D]
+    projected: (
+        torch.Tensor
+    )  # [T, H]: output of o and of down, added to the residual by the next norm
+    gate_up: torch.Tensor  # [T, 2 * intermediate]
+    act: torch.Tensor  # [T, intermediate]
+    selected: torch.Tensor  # [R, H]: the tokens whose logits are wanted, in a prefill step
+    logits: torch.Tensor  # [R, vocab]
+
+    def leading(self, tokens: int, segments: int) -> Activations:
+        """Views of so many tokens and segments; the memory is the same for every size."""
+        counts = [tokens] * 7 + [segments] * 2
+        return Activations(*(buffer[:count] for buffer, count in zip(self, counts, strict=True)))
+
+
+class Arena(NamedTuple):
+    """One allocation and the buffers inside it."""
+
+    memory: torch.Tensor  # uint8
+    activations: Activations
+
+
+def activation_bytes(config: ModelConfig, tokens: int, segments: int, dtype: torch.dtype) -> int:
+    """Memory of the activations of steps of up to so many tokens and segments."""
+    return sum(_sizes(_shapes(config, tokens, segments), dtype))
+
+
+def allocate_activations(
+    config: ModelConfig, tokens: int, segments: int, dtype: torch.dtype, device: torch.device
+) -> Arena:
+    """Zeroed buffers for steps of up to so many tokens and segments, in one allocation."""
+    shapes = _shapes(config, tokens, segments)
+    sizes = _sizes(shapes, dtype)
+    memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+    parts = zip(shapes.items(), torch.split(memory, sizes), strict=True)
+    return Arena(
+        memory,
+        Activations(
+            **{
+                name: part.view(dtype)[: math.prod(shape)].view(shape)
+                for (name, shape), part in parts
+            }
+        ),
+    )
+
+
+def _shapes(config: ModelConfig, tokens: int, segments: int) -> dict[str, tuple[int, int]]:
+    """By the names of Activations, in their order."""
+    token_widths = {
+        "residual": config.hidden,
+        "normed": config.hidden,
+        "qkv": config.qkv_size,
+        "attention": config.q_size,
+        "projected": config.hidden,
+        "gate_up": 2 * config.intermediate,
+        "act": config.intermediate,
+    }
+    shapes = {name: (tokens, width) for name, width in token_widths.items()}
+    return shapes | {"selected": (segments, config.hidden), "logits": (segments, config.vocab)}
+
+
+def _sizes(shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> list[int]:
+    """Bytes of each, in whole alignments."""
+    sizes = (math.prod(shape) * dtype.itemsize for shape in shapes.values())
+    return [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
+
+
+class Workspaces(NamedTuple):
+    """Where linears keep float32 sums; None: they need none, or do with less."""
+
+    linear: torch.Tensor | None  # of those that normalize many tokens
+    batch: torch.Tensor | None  # of those of a batch
+
+
+class WorkspaceWords(NamedTuple):
+    """float32 numbers of the workspaces that have memory of their own."""
+
+    linear: int
+    batch: int
+
+
+def workspace_words(
+    config: ModelConfig, plan: KernelPlan, tokens: int, segments: int, lora: bool
+) -> WorkspaceWords:
+    """Of the plan's linears, in steps of up to so many tokens and segments; `lora`: some have
+    adapters.
+
+    Fused layers do not use the buffer of gate and up, which is the workspace of their linears then;
+    with adapters they use it, too.
+    """
+    linear = batch = 0
+    if plan.chunks.fused_tokens and lora:
+        linear = ops.linear_workspace_words(max(tokens, segments), config.hidden)
+    most = max(plan.decode.batch_tokens, plan.chunks.batch_tokens)
+    if most:
+        batch = ops.linear_norm_workspace_words(min(most, tokens), config.hidden)
+    return WorkspaceWords(linear, batch)
+
+
+def allocate_workspaces(words: WorkspaceWords, plan: KernelPlan, arena: Arena) -> Workspaces:
+    """Those of their own, zeroed, and what the arena has to spare."""
+
+    def zeros(count: int) -> torch.Tensor | None:
+        device = arena.memory.device
+        return torch.zeros(count, dtype=torch.float32, device=device) if count else None
+
+    linear = zeros(words.linear)
+    if linear is None and plan.chunks.fused_tokens:
+        linear = _spare_words(arena.activations)
+    return Workspaces(linear, zeros(words.batch))
+
+
+def _spare_words(activations: Activations) -> torch.Tensor | None:
+    """The buffer of gate and up. None: a narrow MLP has too little; the linears then go in groups
+    of tokens.
+    """
+    spare = activations.gate_up.view(-1).view(torch.float32)
+    tokens = max(len(activations.residual), len(activations.logits))
+    needed = ops.linear_workspace_words(tokens, activations.residual.shape[1])
+    return spare if spare.numel() >= needed else None
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """Keys and values by layer, each [pages, page_size, kv_heads, head_dim].
+
+    Who may use a page is the page table's business.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+    nbytes: int
+
+
+def allocate_kv_pool(
+    config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+) -> KvPool:
+    """Pages for all layers in one allocation.
+
+    On CUDA the memory is zeroed: a kernel that loads whole tiles multiplies what lies past a row's
+    length by zero, which must not be NaN. On a CPU it is not touched, so that the operating system
+    commits only the pages that requests use.
+    """
+    shape = (config.layers, 2, num_pages, page_size, config.kv_heads, config.head_dim)
+    allocate = torch.empty if device.type == "cpu" else torch.zeros
+    memory = allocate(shape, dtype=dtype, device=device)
+    return KvPool(
+        tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory), memory.nbytes
+    )

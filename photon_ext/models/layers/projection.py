@@ -1,0 +1,311 @@
+"""Projection: a linear of a layer with what comes before and behind it, and how steps run it.
+
+A `Projection` is data. An `Execution` runs the projections of one forward, by the ops of its mode:
+nothing else in models/ calls a linear op. Every mode goes through a layer in the same steps:
+
+    begin(projection, x)                x is complete, and the projection reads it next
+    project(out, x, projection)         out = projection(x)
+    swiglu(act, projection, down)       act = silu(gate) * up of projection(hidden)
+    add(projection, x, following)       residual += projection(x), as `following` is to read it
+
+`hidden` is what a projection that normalizes is given: the residual where its op normalizes, else
+the buffer where the op before it left the normalized residual.
+
+Adapters of rows are woven in here, too: a mode that fuses ends one projection's and begins the next
+one's in one op between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from photon_ext import ops
+from photon_ext.models.kernel_plan import Way
+from photon_ext.models.layers.adapter import Adapter, link
+from photon_ext.models.layers.buffers import Activations, Workspaces
+from photon_ext.models.layers.weight import Weight
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.step import StepTensors
+
+Part = TypeVar("Part", bound=Any)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear, made of one or more modules of a checkpoint, one below the other.
+
+    Attributes:
+        modules: their names; in a layer they begin behind "model.layers.0.".
+        rows: outputs of each.
+        weight: [sum of rows, k].
+        bias: [sum of rows], or None.
+        norm: [k]: the input is RMS-normalized by it; None: it is read as it is.
+        adapter: what rows' adapters add; None: it has none.
+    """
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    weight: Weight
+    bias: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+    adapter: Adapter | None = None
+
+    def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a loader fills, by its name in a checkpoint; but the norm, whose name is another's
+        business.
+        """
+        for module, part in zip(self.modules, self.weight.split(self.rows), strict=True):
+            yield from part.slots(module)
+        if self.bias is not None:
+            biases = torch.split(self.bias, list(self.rows))
+            for module, bias in zip(self.modules, biases, strict=True):
+                yield f"{module}.bias", bias
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
+        """Adds the product with `x` [T, k] to `residual` [T, n], in a step of any mode."""
+        ops.linear_residual_(residual, x, self.weight.data, self.bias)
+
+
+def empty_projection(
+    modules: Mapping[str, int],
+    columns: int,
+    empty: Callable[..., torch.Tensor],
+    *,
+    bias: bool = False,
+    normed: bool = False,
+) -> Projection:
+    """One of `columns` inputs with the modules and their outputs; `empty(*shape)` makes tensors."""
+    rows = tuple(modules.values())
+    return Projection(
+        tuple(modules),
+        rows,
+        Weight(empty(sum(rows), columns)),
+        empty(sum(rows)) if bias else None,
+        empty(columns) if normed else None,
+    )
+
+
+def projections_of(part: object) -> dict[str, Projection]:
+    """The fields of a part of a layer that are projections, by name."""
+    return {name: one for name, one in vars(part).items() if isinstance(one, Projection)}
+
+
+def with_adapters(part: Part, adapters: Mapping[str, Adapter]) -> Part:
+    """A part of a layer whose projections have the adapters of their names."""
+    changed = {
+        name: replace(projection, adapter=adapters[name])
+        for name, projection in projections_of(part).items()
+    }
+    return replace(part, **changed)
+
+
+# --- how a step runs them -------------------------------------------------------------------------
+
+
+class Execution:
+    """The projections of one forward: this class has what its modes share.
+
+    Attributes:
+        step, buffers: the step, and the activations of its tokens.
+        hidden: [T, H], see above.
+        early: kernels let the next one start before they have ended.
+    """
+
+    early = False
+
+    def __init__(
+        self,
+        step: StepTensors,
+        buffers: Activations,
+        workspaces: Workspaces,
+        eps: float,
+        counts: torch.Tensor | None,
+    ) -> None:
+        """`eps`: of all norms; `counts`: int32 on the device, of the tokens that are alive."""
+        self.step, self.buffers, self.hidden = step, buffers, buffers.normed
+        self._workspaces, self._eps, self._counts = workspaces, eps, counts
+
+    def begin(self, projection: Projection, x: torch.Tensor) -> None:
+        """Of `x`, which no projection has written."""
+        if projection.norm is not None:
+            ops.rms_norm_into(self.buffers.normed, x, projection.norm, self._eps)
+
+    def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        raise NotImplementedError
+
+    def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
+        """`down` reads `act` next."""
+        raise NotImplementedError
+
+    def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
+        """`following` normalizes."""
+        raise NotImplementedError
+
+    def _adapter(self, projection: Projection) -> Adapter | None:
+        """In a step with adapters, that of the projection."""
+        return projection.adapter if self.step.lora else None
+
+
+class Unfused(Execution):
+    """Op by op, on every device; a residual add is folded into the norm that follows."""
+
+    def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        adapter = self._adapter(projection)
+        if adapter is not None:
+            adapter.shrink(x, self.step)
+        self._multiply(out, x, projection)
+        if adapter is not None:
+            adapter.expand(out, self.step)
+
+    def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
+        self.project(self.buffers.gate_up, self.hidden, projection)
+        ops.silu_mul_into(act, self.buffers.gate_up)
+
+    def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
+        buffers = self.buffers
+        self.project(buffers.projected, x, projection)
+        ops.add_rms_norm_into(
+            buffers.normed, buffers.residual, buffers.projected, _norm(following), self._eps
+        )
+
+    def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        ops.linear_into(out, x, projection.weight.data, projection.bias, self._counts)
+
+
+class TorchProducts(Unfused):
+    """Op by op, with torch's matrix products."""
+
+    def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        if projection.bias is None:
+            torch.mm(x, projection.weight.data.t(), out=out)
+        else:
+            torch.addmm(projection.bias, x, projection.weight.data.t(), out=out)
+
+
+class Fused(Execution):
+    """The Hopper linears, fused with the norm, SwiGLU or residual add at their ends.
+
+    All kernels but chunk attention's start early: none writes a weight, and what else they read
+    ahead (counts, decode_meta, page table, old keys and values) was complete when the embedding
+    let the first of them start: it waits for the head of the step. Behind a kernel that does
+    not let the next one start, one starts when that has ended.
+    """
+
+    early = True
+
+    def __init__(self, step: StepTensors, buffers: Activations, *others: Any) -> None:
+        super().__init__(step, buffers, *others)
+        self.hidden = buffers.residual
+
+    def begin(self, projection: Projection, x: torch.Tensor) -> None:
+        self._link(x, None, projection)
+
+    def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        self._norm_linear(out, x, projection)
+        self._link(out, projection, None)
+
+    def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
+        """In one op, or with adapters in two, which give rows without one the same bits."""
+        if self._adapter(projection) is not None:
+            gate_up = self.buffers.gate_up
+            self._norm_linear(gate_up, self.hidden, projection)
+            self._link(gate_up, projection, down, act)
+            return
+        ops.norm_swiglu_into(
+            act,
+            self.hidden,
+            _norm(projection),
+            self._eps,
+            projection.weight.data,
+            projection.bias,
+            self._counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._workspaces.linear,
+        )
+
+    def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
+        residual = self.buffers.residual
+        weight, bias = projection.weight.data, projection.bias
+        ops.linear_residual_(residual, x, weight, bias, self._counts, hopper=True, pdl=True)
+        self._link(residual, projection, following)
+
+    def _norm_linear(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        ops.norm_linear_into(
+            out,
+            x,
+            _norm(projection),
+            self._eps,
+            projection.weight.data,
+            projection.bias,
+            self._counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._workspaces.linear,
+        )
+
+    def _link(
+        self,
+        x: torch.Tensor,
+        ended: Projection | None,
+        begun: Projection | None,
+        act: torch.Tensor | None = None,
+    ) -> None:
+        """What adapters do between two projections: `x` is the output of the one, and it, or `act`,
+        the input of the other.
+        """
+        ends = None if ended is None else self._adapter(ended)
+        begins = None if begun is None else self._adapter(begun)
+        if ends is not None or begins is not None:
+            norm = None if begun is None or begins is None else begun.norm
+            link(x, self.step, ends, begins, self._eps, norm, act)
+
+
+class Batch(Execution):
+    """The Hopper linears for a batch, which end in SwiGLU or in the next norm. What starts early is
+    as in `Fused`; adapters they do not know.
+    """
+
+    early = True
+
+    def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        weight, bias = projection.weight.data, projection.bias
+        ops.linear_into(out, x, weight, bias, self._counts, hopper=True, pdl=True)
+
+    def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
+        weight, bias = projection.weight.data, projection.bias
+        ops.swiglu_into(act, self.hidden, weight, bias, self._counts, hopper=True, pdl=True)
+
+    def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
+        ops.linear_norm_into(
+            self.buffers.normed,
+            self.buffers.residual,
+            x,
+            projection.weight.data,
+            _norm(following),
+            self._eps,
+            projection.bias,
+            self._counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._workspaces.batch,
+        )
+
+
+EXECUTIONS: Mapping[Way, type[Execution]] = {
+    Way.FUSED: Fused,
+    Way.BATCH: Batch,
+    Way.OWN: Unfused,
+    Way.TORCH: TorchProducts,
+}
+
+
+def _norm(projection: Projection) -> torch.Tensor:
+    """Of one that normalizes its input."""
+    assert projection.norm is not None, f"{projection.modules} have no norm"
+    return projection.norm

@@ -1,0 +1,37 @@
+"""Weight: a matrix that linears multiply by, as their kernels read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [n, k] of the dtype of the model: n outputs of k inputs each.
+
+    How numbers are stored is said here alone. A format of fewer bits adds its tensors (scales) to
+    the fields, to `split` and to `slots`; `projection.py` hands them to the linear ops.
+    """
+
+    data: torch.Tensor  # [n, k]
+
+    @property
+    def n(self) -> int:
+        """Outputs."""
+        return self.data.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Inputs."""
+        return self.data.shape[1]
+
+    def split(self, rows: Sequence[int]) -> Iterator[Weight]:
+        """Views of the first rows[0] outputs, then of the next."""
+        return map(Weight, torch.split(self.data, list(rows)))
+
+    def slots(self, module: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """What a loader fills, by its name in a checkpoint."""
+        yield f"{module}.weight", self.data
