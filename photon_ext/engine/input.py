@@ -14,7 +14,7 @@ from photon_ext.checks import Limits, check_flag
 from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
-from photon_ext.engine.prompts import EncodedPrompt, Prompt, characters_in, encode_prompt
+from photon_ext.engine.prompts import EncodedPrompt, Prompt, PromptEncoder
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue, give_way
@@ -116,7 +116,8 @@ class InputProcessor:
         options: RequestOptions,
         n: int,
     ) -> list[Sequence]:
-        encoded = self._encoded(prompt, raw, options)
+        check_flag("raw", raw)
+        encoded = self._prompts.encode(prompt, raw, options.chat)
         params = _asked(params, options)
         bad = self._bad_words(tuple(params.bad_words))
         return [self._sequence(encoded, params, bad, options, sample) for sample in range(n)]
@@ -128,25 +129,8 @@ class InputProcessor:
         return self.make_answers(prompt, params, raw, options, 1)[0]
 
     @cached_property
-    def _most_characters(self) -> int | None:
-        """Of a prompt: more are refused before they are encoded, as a text of some megabytes takes
-        seconds and gigabytes.
-        """
-        if self.tokenizer is None:
-            return None
-        return self.tokenizer.most_characters(self.limits.max_len)
-
-    def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> EncodedPrompt:
-        check_flag("raw", raw)
-        most = self._most_characters
-        if most is not None and (count := characters_in(prompt)) > most:
-            raise RequestError(
-                f"the prompt has {count} characters, which are more than the {self.limits.max_len} "
-                "tokens that the context holds; shorten it, or make the engine with a larger "
-                "max_len"
-            )
-        tools = () if options.tools is None else options.tools.given
-        return encode_prompt(prompt, self.tokenizer, self.embeds, raw, tools)
+    def _prompts(self) -> PromptEncoder:
+        return PromptEncoder(self.tokenizer, self.embeds, self.limits.max_len)
 
     def _sequence(
         self,

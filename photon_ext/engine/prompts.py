@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -12,10 +14,12 @@ import torch
 from photon_ext.checks import as_index, is_array
 from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, shape_of
 from photon_ext.errors import RequestError, describe, shown
+from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from photon_ext.models.text.special_tokens import ChatText
     from photon_ext.models.text.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
@@ -61,71 +65,150 @@ class _Builder:
         return EncodedPrompt(self.ids, PromptEmbeds.of(rows, self._positions))
 
 
-def encode_prompt(
-    prompt: Prompt,
-    tokenizer: Tokenizer | None,
-    reader: EmbedsReader,
-    raw: bool = False,
-    tools: Sequence[Mapping[str, Any]] = (),
-) -> EncodedPrompt:
-    """A prompt's tokens and embeddings, as they are given or encoded.
+@dataclass(frozen=True)
+class PromptEncoder:
+    """Makes prompts of what callers send; usable from any thread.
 
-    A string is one user message where the model has a chat template, unless `raw`; otherwise it is
-    encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
-    from a sequence, a numpy array or a torch tensor, which is read from its device.
-
-    The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined;
-    a part {"type": "embeds", "embeds": ...} is embeddings, {"type": "image", "image": ...} an image
-    for the encoder. {"prompt_embeds": ...} is embeddings, or a list of parts: embeddings, texts as
-    they stand, token ids. `tools` are told by the chat template.
-
-    Raises RequestError: the prompt is empty, of no known form, holds parts that it cannot hold, has
-    tools and no chat template that tells them, or needs a tokenizer that is not there.
+    Attributes:
+        tokenizer: None takes token ids only.
+        reader: says which embeddings a prompt may have.
+        max_len: tokens of the context.
     """
-    found = EncodedPrompt(())
-    if isinstance(prompt, str):
-        if prompt:
-            found = EncodedPrompt(_encode_text(prompt, _tokenizer(tokenizer), raw, tools))
-    elif is_array(prompt):
-        found = EncodedPrompt(_array_ids(prompt))
-    elif isinstance(prompt, Mapping):
-        found = _encode_parts(prompt, tokenizer, reader)
-    elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
-        raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
-    elif prompt and isinstance(prompt[0], Mapping):
-        found = _encode_chat(prompt, _tokenizer(tokenizer), reader, tools)
-    else:
-        found = EncodedPrompt(prompt)  # type: ignore[arg-type]
-    if not found.ids:
-        raise RequestError(f"the prompt is empty; {_EXPECTED}")
-    if tools and not _is_told(prompt):
-        raise _untold(tools)
-    return found
 
+    tokenizer: Tokenizer | None
+    reader: EmbedsReader
+    max_len: int
 
-def characters_in(prompt: Prompt) -> int:
-    """Of the texts of a prompt of any form; of a chat those of its users alone, as templates leave
-    out parts of earlier answers.
-    """
-    if isinstance(prompt, str):
-        return len(prompt)
-    texts: object = ()
-    if isinstance(prompt, Mapping):
-        texts = prompt.get("prompt_embeds")
-    elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
-        texts = [text for message in prompt for text in _user_texts(message)]
-    if not isinstance(texts, (list, tuple)):
-        return 0
-    return sum(len(text) for text in texts if isinstance(text, str))
+    def encode(
+        self, prompt: Prompt, raw: bool = False, options: ChatOptions = NO_OPTIONS
+    ) -> EncodedPrompt:
+        """A prompt's tokens and embeddings, as they are given or encoded.
 
+        A string is one user message where the model has a chat template, unless `raw`; otherwise it
+        is encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids
+        are taken from a sequence, a numpy array or a torch tensor, which is read from its device.
 
-def _user_texts(message: object) -> list[Any]:
-    match message:
-        case {"role": "user", "content": str(text)}:
-            return [text]
-        case {"role": "user", "content": list() | tuple() as parts}:
-            return [part.get("text") for part in parts if isinstance(part, Mapping)]
-    return []
+        The content of a chat message is a text, or a list of OpenAI's parts, of which texts are
+        joined; a part {"type": "embeds", "embeds": ...} is embeddings, {"type": "image", "image":
+        ...} an image for the encoder. {"prompt_embeds": ...} is embeddings, or a list of parts:
+        embeddings, texts as they stand, token ids. `options` are for the chat template.
+
+        Raises RequestError: the prompt is empty, sure to be too long, of no known form, holds parts
+        that it cannot hold, comes with options and without a template that reads them, or needs a
+        tokenizer that is not there.
+        """
+        found = EncodedPrompt(())
+        if isinstance(prompt, str):
+            if prompt:
+                found = self._encode_text(prompt, raw, options)
+        elif is_array(prompt):
+            found = EncodedPrompt(_array_ids(prompt))
+        elif isinstance(prompt, Mapping):
+            found = self._encode_parts(prompt)
+        elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
+            raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
+        elif prompt and isinstance(prompt[0], Mapping):
+            found = self._encode_chat(prompt, options)
+        else:
+            found = EncodedPrompt(prompt)  # type: ignore[arg-type]
+        if not found.ids:
+            raise RequestError(f"the prompt is empty; {_EXPECTED}")
+        if options.needs_template is not None and not _is_told(prompt):
+            raise _untold(options)
+        return found
+
+    def _encode_text(self, text: str, raw: bool, options: ChatOptions) -> EncodedPrompt:
+        tokenizer = self._tokenizer
+        if not raw and tokenizer.chat_template is not None:
+            if options.continue_final_message:
+                raise RequestError(
+                    "continue_final_message is True, and the prompt is a string; give messages of "
+                    "which the last is to be continued"
+                )
+            return self._encode_chat([{"role": "user", "content": text}], options)
+        if options.needs_template is not None:
+            raise _untold(options)
+        self._check_length(len(text))
+        return EncodedPrompt(tokenizer.encode(text))
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise RequestError(
+                "this engine has no tokenizer; give the prompt as a list of token ids"
+            )
+        return self.tokenizer
+
+    @cached_property
+    def _most_characters(self) -> int | None:
+        return self._tokenizer.most_characters(self.max_len)
+
+    def _check_length(self, characters: int) -> None:
+        """Raises RequestError for a text that is sure to be too long, before it is encoded: some
+        megabytes take seconds and gigabytes.
+        """
+        most = self._most_characters
+        if most is not None and characters > most:
+            raise RequestError(
+                f"the prompt has {characters} characters, which are more than the {self.max_len} "
+                "tokens that the context holds; shorten it, or make the engine with a larger "
+                "max_len"
+            )
+
+    def _encode_chat(self, messages: Sequence[Any], options: ChatOptions) -> EncodedPrompt:
+        """Embeddings go through the template as marks that no text holds."""
+        marks: dict[str, Any] = {}
+        checked = [_checked_message(message, marks) for message in messages]
+        tokenizer = self._tokenizer
+        chat = tokenizer.chat_text(checked, options=options)
+        self._check_length(len(chat.text))
+        if not marks:
+            return EncodedPrompt(tokenizer.encode_part(chat))
+        found = [*re.finditer("|".join(marks), chat.text)]
+        if [match[0] for match in found] != [*marks]:
+            raise RequestError(
+                "the chat template drops, repeats or moves the embeddings of these messages; put "
+                "them into user messages, or give {'prompt_embeds': ...}"
+            )
+        builder, done = _Builder(self.reader), 0
+        for match in found:
+            self._add_text(builder, chat.part(done, match.start()))
+            part, done = marks[match[0]], match.end()
+            is_image = "image" in part
+            builder.add(self.reader.read_image(part["image"]) if is_image else part["embeds"])
+        self._add_text(builder, chat.part(done, len(chat.text)))
+        return builder.encoded()
+
+    def _add_text(self, builder: _Builder, part: ChatText) -> None:
+        if part.text:
+            builder.ids += self._tokenizer.encode_part(part)
+
+    def _encode_parts(self, prompt: Mapping[str, Any]) -> EncodedPrompt:
+        if set(prompt) != {"prompt_embeds"}:
+            raise RequestError(f"the prompt is {shown(prompt)}; {_EXPECTED}")
+        parts = prompt["prompt_embeds"]
+        if is_array(parts):
+            parts = [parts]
+        if not isinstance(parts, (list, tuple)):
+            raise RequestError(f"prompt_embeds is a {type(parts).__name__}; {_PARTS}")
+        texts = [part for part in parts if isinstance(part, str)]
+        if texts:
+            self._check_length(sum(map(len, texts)))
+        builder = _Builder(self.reader)
+        for index, part in enumerate(parts):
+            if isinstance(part, str):  # a begin-of-text token goes before a text that begins it all
+                builder.ids += self._tokenizer.encode(part, add_special_tokens=index == 0)
+            elif is_array(part) and "float" in str(part.dtype):
+                builder.add(part)
+            elif is_array(part):
+                builder.ids += _array_ids(part)
+            elif isinstance(part, (list, tuple)):
+                builder.ids += part
+            elif as_index(part) is not None:
+                builder.ids.append(part)
+            else:
+                raise RequestError(f"prompt_embeds holds {shown(part)}; {_PARTS}")
+        return builder.encoded()
 
 
 def _is_told(prompt: Prompt) -> bool:
@@ -134,27 +217,11 @@ def _is_told(prompt: Prompt) -> bool:
     return isinstance(prompt, str) or is_chat
 
 
-def _encode_text(
-    text: str, tokenizer: Tokenizer, raw: bool, tools: Sequence[Mapping[str, Any]]
-) -> list[int]:
-    if not raw and tokenizer.chat_template is not None:
-        return tokenizer.encode_chat([{"role": "user", "content": text}], tools=tools)
-    if tools:
-        raise _untold(tools)
-    return tokenizer.encode(text)
-
-
-def _untold(tools: Sequence[Mapping[str, Any]]) -> RequestError:
+def _untold(options: ChatOptions) -> RequestError:
     return RequestError(
-        f"{len(tools)} tools are given with a prompt that no chat template renders; give messages, "
-        "or tell the model of them in the prompt and ask for the form of a call by json_schema"
+        f"{options.needs_template} given with a prompt that no chat template renders; give "
+        "messages, or write into the prompt what a template would"
     )
-
-
-def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
-    if tokenizer is None:
-        raise RequestError("this engine has no tokenizer; give the prompt as a list of token ids")
-    return tokenizer
 
 
 def _array_ids(array: Any) -> list[int]:
@@ -173,61 +240,7 @@ def _array_ids(array: Any) -> list[int]:
         ) from error
 
 
-# --- with embeddings ------------------------------------------------------------------------------
-
-
-def _encode_parts(
-    prompt: Mapping[str, Any], tokenizer: Tokenizer | None, reader: EmbedsReader
-) -> EncodedPrompt:
-    if set(prompt) != {"prompt_embeds"}:
-        raise RequestError(f"the prompt is {shown(prompt)}; {_EXPECTED}")
-    parts = prompt["prompt_embeds"]
-    if is_array(parts):
-        parts = [parts]
-    if not isinstance(parts, (list, tuple)):
-        raise RequestError(f"prompt_embeds is a {type(parts).__name__}; {_PARTS}")
-    builder = _Builder(reader)
-    for index, part in enumerate(parts):
-        if isinstance(part, str):  # a begin-of-text token goes before a text that begins the prompt
-            builder.ids += _tokenizer(tokenizer).encode(part, add_special_tokens=index == 0)
-        elif is_array(part) and "float" in str(part.dtype):
-            builder.add(part)
-        elif is_array(part):
-            builder.ids += _array_ids(part)
-        elif isinstance(part, (list, tuple)):
-            builder.ids += part
-        elif as_index(part) is not None:
-            builder.ids.append(part)
-        else:
-            raise RequestError(f"prompt_embeds holds {shown(part)}; {_PARTS}")
-    return builder.encoded()
-
-
-def _encode_chat(
-    messages: Sequence[Any],
-    tokenizer: Tokenizer,
-    reader: EmbedsReader,
-    tools: Sequence[Mapping[str, Any]],
-) -> EncodedPrompt:
-    """Embeddings go through the template as marks that no text holds."""
-    marks: dict[str, Any] = {}
-    checked = [_checked_message(message, marks) for message in messages]
-    if not marks:
-        return EncodedPrompt(tokenizer.encode_chat(checked, tools=tools))
-    builder = _Builder(reader)
-    pieces = re.split(f"({'|'.join(marks)})", tokenizer.chat_text(checked, tools=tools))
-    if pieces[1::2] != [*marks]:
-        raise RequestError(
-            "the chat template drops, repeats or moves the embeddings of these messages; put them "
-            "into user messages, or give {'prompt_embeds': ...}"
-        )
-    for piece in pieces:
-        if piece in marks:
-            part = marks[piece]
-            builder.add(part["embeds"] if "embeds" in part else reader.read_image(part["image"]))
-        elif piece:
-            builder.ids += tokenizer.encode(piece, add_special_tokens=False)
-    return builder.encoded()
+# --- messages ----------------------------------------------------------------------------------
 
 
 def _checked_message(message: Any, marks: dict[str, Any]) -> Message:

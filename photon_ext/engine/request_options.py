@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypedDict
 from photon_ext.checks import INT32_MAX, as_index, check_seconds
 from photon_ext.engine.tools import Tools
 from photon_ext.errors import ConfigError, shown
+from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.spatial import Skill
 
@@ -27,6 +28,9 @@ class RequestKeywords(TypedDict, total=False):
     tool_choice: str | Mapping[str, Any] | None
     skill: str | None
     max_objects: int | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool
+    special_tokens_in_messages: bool
 
 
 class RequestOptions(NamedTuple):
@@ -38,6 +42,7 @@ class RequestOptions(NamedTuple):
     lora: str | None = None
     tools: Tools | None = None
     skill: Skill | None = None
+    chat: ChatOptions = NO_OPTIONS
 
     @classmethod
     def of(
@@ -51,6 +56,9 @@ class RequestOptions(NamedTuple):
         tool_choice: object = None,
         skill: object = None,
         max_objects: object = None,
+        chat_template_kwargs: object = None,
+        continue_final_message: object = False,
+        special_tokens_in_messages: object = False,
         **unknown: object,
     ) -> RequestOptions:
         """What a call asks for.
@@ -74,6 +82,14 @@ class RequestOptions(NamedTuple):
                 region heads: Points, Boxes, or the corners of an outline. max_new_tokens does not
                 count then; stop strings, constraints and logprobs are refused. None: it is text.
             max_objects: so many objects, or corners, at most; None: 150.
+            chat_template_kwargs: what the model's chat template reads besides messages and tools,
+                by name, such as {"enable_thinking": False}.
+            continue_final_message: the answer goes on with the text of the last message, instead of
+                beginning one of its own: for an assistant's message that is not complete.
+            special_tokens_in_messages: text of messages, tools and chat_template_kwargs that equals
+                a special token of the model (<|im_end|>, ...) becomes that token. Otherwise it is
+                encoded as text, so that nobody ends their turn within a message. Prompts that no
+                template renders always have them.
 
         Raises ConfigError: a value is not allowed.
         """
@@ -107,4 +123,10 @@ class RequestOptions(NamedTuple):
         given, found = Tools.of(tools, tool_choice), Skill.of(skill, max_objects)
         if given is not None and found is not None:
             raise ConfigError(f"skill is {found.name!r}, and tools are of text; leave one out")
-        return cls(number, min(ends), salt, adapter, given, found)
+        chat = ChatOptions.of(
+            () if given is None else given.given,
+            chat_template_kwargs,
+            continue_final_message,
+            special_tokens_in_messages,
+        )
+        return cls(number, min(ends), salt, adapter, given, found, chat)

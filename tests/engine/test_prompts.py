@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.errors import RequestError
+from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
+from photon_ext.models.text.special_tokens import ChatText
+from photon_ext.runtime.admission import Admission
+from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import FirstCome
 
 
@@ -29,19 +34,21 @@ class Letters:
     def most_characters(self, tokens: int) -> int:
         return tokens
 
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> list[int]:
-        return self.encode(
-            "".join(f"[{message['role']}]{message['content']}" for message in messages)
-        )
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = NO_OPTIONS
+    ) -> ChatText:
+        text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        return ChatText(text, text)
+
+    def encode_part(self, part: ChatText) -> list[int]:
+        return self.encode(part.text)
 
 
-def encoded(prompt: Any) -> tuple[int, ...]:
-    """What a model of 200 ids is given."""
+def admitted(prompt: Any, params: SamplingParams | None = None) -> Admission:
+    """What a model of 200 ids is given, whose end tokens are 5 and 6."""
     processor = InputProcessor(
         Letters(),  # type: ignore[arg-type]
-        (),
+        (5, 6),
         Limits(vocab_size=200, max_len=500, page_size=4, pages_per_row=125, max_stop_ids=4),
         lambda prompt_tokens, max_new_tokens: max_new_tokens,
         RequestQueue(),
@@ -49,7 +56,11 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         GrammarCompiler(None, 200, ()),
         AdapterRegistry(None),
     )
-    return processor.make(prompt, None, False, RequestOptions()).admission.prompt_ids
+    return processor.make(prompt, params, False, RequestOptions()).admission
+
+
+def encoded(prompt: Any) -> tuple[int, ...]:
+    return admitted(prompt).prompt_ids
 
 
 def text_of(prompt: Any) -> str:
@@ -110,6 +121,12 @@ def test_what_is_no_list_of_ids_is_refused(prompt: Any, message: str) -> None:
         encoded(prompt)
 
 
+def test_hazard_e2_a_requests_stop_tokens_are_added_to_the_models() -> None:
+    params = SamplingParams(stop_token_ids=(6, 7))
+    assert admitted([1], params).params.stop_token_ids == (5, 6, 7)
+    assert admitted([1], replace(params, ignore_eos=True)).params.stop_token_ids == (6, 7)
+
+
 LONG = "a" * 501
 
 
@@ -117,8 +134,9 @@ LONG = "a" * 501
     "prompt",
     [
         LONG,
-        [{"role": "system", "content": None}, {"role": "user", "content": LONG}],
-        [{"role": "user", "content": [{"type": "text", "text": LONG}]}],
+        [{"role": "", "content": LONG[2:]}],
+        [{"role": "", "content": [{"type": "text", "text": LONG[2:]}]}],
+        [{"role": "system", "content": "a" * 300}, {"role": "assistant", "content": "a" * 182}],
         {"prompt_embeds": [LONG[:300], (1, 2), LONG[300:]]},
         {"prompt_embeds": [5, LONG]},
     ],

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.loading import model_files
@@ -31,12 +33,21 @@ def test_other_dtypes_become_bfloat16(tmp_path: Path) -> None:
     assert load_model(tmp_path).weights.dtype is torch.bfloat16
 
 
-def test_generation_config_adds_stop_tokens(tmp_path: Path) -> None:
+def test_hazard_e2_end_tokens_of_all_files_count(tmp_path: Path) -> None:
     saved_tiny_model("llama-plain", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "eos_token_id": [2, 3]}))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
     loaded = load_model(tmp_path)
-    assert loaded.config.eos_ids == (2, 9)
+    assert loaded.config.eos_ids == (2, 3, 9)
     assert loaded.tokenizer is None
+    words = Backend(
+        models.WordLevel({"<unk>": 0, "a": 1, "<end>": 2, "<turn>": 3, "b": 4}, "<unk>")
+    )
+    words.add_special_tokens(["<end>", "b"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "b"}))
+    assert load_model(tmp_path).config.eos_ids == (2, 3, 9, 4)
 
 
 def test_a_dtype_without_kernels_is_refused(tmp_path: Path) -> None:

@@ -96,6 +96,18 @@ def test_smollm2_chat_equals_transformers(
     assert tokenizer.vocab_size == 49152
 
 
+def test_smollm2_chat_has_the_ids_of_transformers_beside_pipes_and_tags(
+    tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast
+) -> None:
+    contents = "a | b || c <div>", "<think>|</think> | x | y |", "<tool_call>{}</tool_call>"
+    messages = [{"role": "user", "content": content} for content in contents]
+    text = smollm2_reference.apply_chat_template(
+        messages, add_generation_prompt=True, tokenize=False
+    )
+    assert tokenizer.chat_text(messages).text == text
+    assert tokenizer.encode_chat(messages) == tokenizer.encode(text, add_special_tokens=False)
+
+
 @given(text=st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], max_codepoint=0x1FFFF)))
 def test_any_text_comes_back(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
@@ -213,6 +225,20 @@ def test_directory_equals_transformers(template_in: str, tmp_path: Path) -> None
         MESSAGES, add_generation_prompt=True, return_dict=False
     )
     assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
+
+
+def test_hazard_e1_no_prompt_begins_with_two_begin_of_text_tokens(tmp_path: Path) -> None:
+    reference = saved_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    chat = reference.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
+    ids = tokenizer.encode_chat(MESSAGES)
+    assert ids == reference.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
+    assert ids[:2].count(0) == 1
+    assert tokenizer.encode("the cat") == reference("the cat").input_ids
+    assert tokenizer.encode(chat) == ids, "a text that a template has made"
+    assert tokenizer.encode("<s><s>the", add_special_tokens=False)[:2] == [0, 0]
 
 
 def test_what_a_trainer_left_in_the_file_neither_cuts_nor_pads_prompts(tmp_path: Path) -> None:

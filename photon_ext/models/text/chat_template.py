@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
@@ -18,6 +19,7 @@ Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 _PLAIN: tuple[Message, ...] = (
     {"role": "user", "content": "text"},
 )  # what any template should take
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class _Refusal(TemplateError):
@@ -69,8 +71,9 @@ class ChatTemplate:
         try:
             self._environment = _environment()
             self._template = self._environment.compile_bounded(template)
-            names = self._environment.parse(template).find_all(nodes.Name)
-            self._knows_tools = any(node.name == "tools" for node in names)
+            tree = self._environment.parse(template)
+            self._names = {node.name for node in tree.find_all(nodes.Name)}
+            self._read = meta.find_undeclared_variables(tree) - {*self._environment.globals}
         except Exception as error:  # of Jinja, or of Python on the code that Jinja writes
             raise ModelError(
                 f"{source}: the chat template does not compile ({_told(error)}); "
@@ -82,14 +85,17 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] = _NOTHING,
     ) -> str:
-        """The prompt text.
+        """The prompt text. `kwargs`: other variables that the template reads, by name.
 
         Raises:
             RequestError: there are no messages, the template refuses them (an unknown role, ...) or
-                fails on them, or it fails on any; or there are tools, and it knows of none.
+                fails on them, or it fails on any; there are tools, or one of `kwargs`, and it knows
+                of none.
         """
-        if tools and not self._knows_tools:
+        self._check_kwargs(kwargs)
+        if tools and "tools" not in self._names:
             raise RequestError(
                 f"{self._source}: the chat template knows no tools, and {len(tools)} are given; "
                 "leave them out, tell the model of them in a system message, and ask for the form "
@@ -101,7 +107,7 @@ class ChatTemplate:
                 "{'role': 'user', 'content': 'text'}"
             )
         try:
-            return self._render(messages, add_generation_prompt, tools)
+            return self._render(messages, add_generation_prompt, tools, kwargs)
         except TemplateLimit as error:
             raise RequestError(
                 f"{self._source}: the chat template asks for too much on {len(messages)} messages "
@@ -124,6 +130,7 @@ class ChatTemplate:
         messages: Sequence[Message],
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] = (),
+        kwargs: Mapping[str, Any] = _NOTHING,
     ) -> str:
         """Tools, without any, and documents are there as None, as transformers gives them.
 
@@ -131,14 +138,28 @@ class ChatTemplate:
         """
         variables = {
             **self._special_tokens,
+            "documents": None,
+            **kwargs,
             "messages": messages,
             "tools": [*tools] or None,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         return self._environment.render_bounded(
             self._template, variables, len(messages) + len(tools)
         )
+
+    def _check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """Raises RequestError where the template does not read one of them, or it is not for the
+        caller to set.
+        """
+        own = {*self._special_tokens, "messages", "tools", "add_generation_prompt"}
+        for name in kwargs:
+            if name in own or name not in self._names:
+                known = ", ".join(sorted(self._read - own)) or "none"
+                raise RequestError(
+                    f"{self._source}: chat_template_kwargs has {shown(name)}, which the chat "
+                    f"template does not take from there; it takes {known}"
+                )
 
     def _broken(self) -> bool:
         """Whether the fault is the template's: as far as one can tell, by the plainest messages."""

@@ -11,8 +11,11 @@ from tokenizers import decoders, models, normalizers
 
 from photon_ext.errors import ModelError, RequestError, surrogate_in
 from photon_ext.models.loading.config_reader import ConfigReader
+from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
 from photon_ext.models.text.chat_template import ChatTemplate, Message
 from photon_ext.models.text.detokenizer import Detokenizer
+from photon_ext.models.text.open_end import OpenEnd
+from photon_ext.models.text.special_tokens import ChatText, SpecialTokens
 from photon_ext.models.text.text_files import present, read_json, read_text
 from photon_ext.models.text.tokenizer_file import library_errors, read_backend
 
@@ -45,9 +48,7 @@ class Tokenizer:
         self.bos_id = self._special_id(special_tokens.get("bos_token"))
         self.eos_id = self._special_id(special_tokens.get("eos_token"))
         self.chat_template = ChatTemplate(template, special_tokens, source) if template else None
-        self._special_ids = frozenset(
-            token for token, added in backend.get_added_tokens_decoder().items() if added.special
-        )
+        self._special = SpecialTokens(backend)
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
@@ -105,7 +106,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, behind the begin-of-text token if the model uses one.
 
-        `add_special_tokens`: False leaves that out.
+        `add_special_tokens`: False leaves that out. A text that brings it along, such as a template
+        has made, gets no second one.
 
         Raises:
             RequestError: the text cannot be written in UTF-8, or the tokenizer fails on it.
@@ -114,29 +116,40 @@ class Tokenizer:
         with library_errors(
             RequestError, f"{self.source}: the tokenizer fails on this text; try another one"
         ):
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+            # in a batch, as a text alone is encoded under Python's lock, and all others wait
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids: list[int] = batch[0].ids
+        doubled = add_special_tokens and self.bos_id is not None and ids[:2] == [self.bos_id] * 2
+        return ids[1:] if doubled else ids
 
     def encode_chat(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] = (),
+        options: ChatOptions = NO_OPTIONS,
     ) -> list[int]:
-        """Ids of a conversation, ready for the answer, which may call `tools`.
+        """Ids of a conversation, ready for the answer. Raises: as `chat_text`."""
+        return self.encode_part(self.chat_text(messages, add_generation_prompt, options))
 
-        Raises: as `chat_text`.
+    def encode_part(self, chat: ChatText) -> list[int]:
+        """Ids of a conversation's text or of a part of it, without a begin-of-text token: templates
+        write that themselves. Raises as `encode`.
         """
-        text = self.chat_text(messages, add_generation_prompt, tools)
-        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+        if chat.marked == chat.text:
+            return self.encode(chat.text, add_special_tokens=False)
+        with library_errors(
+            RequestError, f"{self.source}: the tokenizer fails on this text; try another one"
+        ):
+            return self._special.encode(chat)
 
     def chat_text(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, Any]] = (),
-    ) -> str:
-        """The text of a conversation, with its special tokens.
+        options: ChatOptions = NO_OPTIONS,
+    ) -> ChatText:
+        """The text of a conversation, with its special tokens. With `continue_final_message` it
+        ends where the last message does, as long as that has a text.
 
         Raises:
             RequestError: there is no chat template, the template refuses the messages or fails, or
@@ -162,7 +175,26 @@ class Tokenizer:
             ):  # what is no message the template refuses
                 if isinstance(value, str):
                     _check_unicode(value)
-        return self.chat_template.render(messages, add_generation_prompt, tools)
+        if not options.continue_final_message:
+            return self._rendered(messages, add_generation_prompt, options)
+        end = OpenEnd(messages)
+        return end.cut(self._rendered(end.messages, False, options))
+
+    def _rendered(
+        self, messages: Sequence[Message], add_generation_prompt: bool, options: ChatOptions
+    ) -> ChatText:
+        template = self.chat_template
+        assert template is not None
+
+        def render(given: tuple[Any, ...]) -> str:
+            messages, tools, kwargs = given
+            return template.render(messages, add_generation_prompt, tools, kwargs)
+
+        given = messages, options.tools, options.template_kwargs
+        text = render(given)
+        if options.special_tokens_in_messages:
+            return ChatText(text, text)
+        return self._special.tell_apart(given, render, text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are no character become U+FFFD, ids without a token nothing.
@@ -182,7 +214,7 @@ class Tokenizer:
 
         def left_out(token: int) -> bool:
             return (
-                skip_special_tokens and token in self._special_ids
+                skip_special_tokens and token in self._special.ids
             ) or self._backend.id_to_token(token) is None
 
         return Detokenizer(self._backend, skip_special_tokens, left_out)
