@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from photon_ext.engine.output import End
 from photon_ext.engine.text import StoppedText
-from photon_ext.runtime import TokenLogprobs
+from photon_ext.runtime import FinishReason, TokenLogprobs
 
 _NO_LOG: Sequence[Sequence[int]] = ()
 
@@ -63,11 +64,18 @@ class TokenFeed:
             self._place = _Place(len(self._tokens), end=end)
 
     def finish(self, end: End, token: int | None = None) -> None:
-        """The end, with the last token where it was not told yet."""
+        """The end, with the last token where it was not told yet. Where that, or what the text held
+        back, completes a stop string, it is the stop string that ends the request.
+        """
         if self.text is not None and end.error is None:
             if token is not None and not end.hides_last:
                 self.text.push(token)
             self.text.finish()
+            if self.text.found is not None and end.reason in (
+                FinishReason.LENGTH,
+                FinishReason.STOP,
+            ):
+                end = replace(end, reason=FinishReason.STOP, stop_reason=self.text.found)
         self.settle()
         if token is not None:
             self._append(token)

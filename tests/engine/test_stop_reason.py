@@ -95,6 +95,22 @@ def test_of_several_stop_strings_the_one_that_was_found_is_told(depth: int) -> N
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("cap", [1, 2], ids=["the end of the text", "the last token"])
+def test_a_stop_string_that_the_end_completes_is_the_reason(depth: int, cap: int) -> None:
+    """Bytes that are held back until no token follows may be one, and so may the last token be."""
+    prompts = ([1, 2, 3, i] for i in range(VOCAB))
+    for prompt in prompts:
+        tokens = expected_tokens(prompt, cap, VOCAB)
+        text = byte_tokenizer().decode(tokens)
+        if text.endswith("\ufffd") == (cap == 1) and text.count(text[-1]) == 1:
+            break
+    output = served(SamplingParams(cap, stop=text[-1], ignore_eos=True), depth, prompt)
+    assert (output.finish_reason, output.stop_reason) == ("stop", text[-1])
+    assert output.text == text[:-1]
+    assert list(output.token_ids) == tokens
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("stop", [(), "never"], ids=["text of readers", "text of the engine"])
 def test_a_stop_token_has_its_text_where_that_is_asked_for(stop: object, depth: int) -> None:
     text = byte_tokenizer().decode(TOKENS[: TOKENS.index(EOS) + 1])
