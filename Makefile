@@ -99,30 +99,30 @@ gpu: build
 sanitize: gpu
 	$(BIN)/python -m tests.sanitizer.run $(SANITIZE)
 
-# One process per model: what one of them breaks, the others are spared.
+# One process per model: what one of them breaks, the others are spared. A file for each benchmark
+# and GPU has a line for each of these runs, in the place of its last.
 BENCH := $(BIN)/python -m benchmarks
 SOME := qwen3-0.6b qwen3-4b
+GPU = $(shell nvidia-smi --query-gpu=name --format=csv,noheader --id=0 \
+	| awk '{print tolower($$2)}')
+INTO = --json $(RESULTS)/$(1)-$(GPU).jsonl
 bench-gpu: gpu
-	for model in $(SOME) llama-3.2-1b qwen3-8b; do to=$$model.json; \
-	  $(BENCH).decode --model $$model --timeline-cost --json $(RESULTS)/decode-$$to; \
-	  $(BENCH).decode --model $$model --backend portable \
-	    --json $(RESULTS)/decode-$$model-portable.json; \
-	  $(BENCH).kernels --models $$model --json $(RESULTS)/kernels-$$to; \
-	  $(BENCH).peers --model $$model --json $(RESULTS)/peers-$$to; \
+	for model in $(SOME) llama-3.2-1b qwen3-8b; do \
+	  $(BENCH).decode --model $$model --timeline-cost $(call INTO,decode); \
+	  $(BENCH).decode --model $$model --backend portable $(call INTO,decode); \
+	  $(BENCH).kernels --models $$model $(call INTO,kernels); \
+	  $(BENCH).peers --model $$model $(call INTO,peers); \
 	done
-	for model in $(SOME); do to=$$model.json; \
-	  $(BENCH).activity --model $$model --steps 1000 --json $(RESULTS)/activity-$$to; \
-	  $(BENCH).traffic --model $$model --loads mix,short,shared,turns \
-	    --json $(RESULTS)/traffic-$$to; \
+	for model in $(SOME); do \
+	  $(BENCH).activity --model $$model --steps 1000 $(call INTO,activity); \
+	  $(BENCH).traffic --model $$model --loads mix,short,shared,turns $(call INTO,traffic); \
 	done
 	for model in $(SOME) qwen3-8b; do \
-	  $(BENCH).bubble --model $$model --requests 30 --rounds 2 \
-	    --json $(RESULTS)/bubble-$$model.json; \
+	  $(BENCH).bubble --model $$model --requests 30 --rounds 2 $(call INTO,bubble); \
 	done
-	$(BENCH).bubble --no-gain --long qwen3-8b --json $(RESULTS)/bubble-long-qwen3-8b.json
-	$(BENCH).bubble --no-gain --meter-cost --model qwen3-0.6b --streams 32 \
-	  --json $(RESULTS)/meter-qwen3-0.6b.json
-	$(BENCH).adopt --device cuda --model qwen3-0.6b --json $(RESULTS)/adopt-qwen3-0.6b.json
+	$(BENCH).bubble --no-gain --long qwen3-8b $(call INTO,bubble)
+	$(BENCH).bubble --no-gain --meter-cost --model qwen3-0.6b --streams 32 $(call INTO,bubble)
+	$(BENCH).adopt --device cuda --model qwen3-0.6b $(call INTO,adopt)
 
 build: $(READY)
 	$(BIN)/python setup.py build_ext --inplace

@@ -1,13 +1,13 @@
-"""The ladder: a loop as people write it, stage by stage into ours, with figures at each stage.
+"""The ladder: a Hugging Face model's loop, stage by stage into ours, with figures at each stage.
 
-    python -m benchmarks.adopt --loop stock,hf --model qwen3-0.6b --device cuda --json FILE
+    python -m benchmarks.adopt --model qwen3-0.6b --device cuda --json FILE
 
-The stages are files that can be read and compared: benchmarks/ladder. Up to the graph they are the
-steps of "pegainfer (4): From Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a token
-there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an entry with its error, and the
-ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs
-after it. With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they run;
-`--backend portable` takes them away.
+The stages are files that can be read and compared: benchmarks/ladder/stages. Up to the graph they
+are the steps of "pegainfer (4): From Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a
+token there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an entry with its error,
+and the ladder goes on. Everything is timed before anything is traced, because a profiler slows what
+runs after it. With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they
+run; `--backend portable` takes them away.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.common.result import ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.ladder import measure
 from benchmarks.ladder.models import build_model
-from benchmarks.ladder.stages import LADDERS, Decode, Stage
+from benchmarks.ladder.stages import STAGES, Decode, Stage
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.checks import Backend
 
@@ -37,13 +37,11 @@ MIN_TOKENS = 32  # three windows after the first one, and enough steps in half o
 
 
 class Ladder:
-    """One loop's model and the stages that could be measured so far; `backend`: whose kernels our
-    step has."""
+    """The model and the stages that could be measured so far; `backend`: whose kernels our step
+    has."""
 
-    def __init__(
-        self, loop: str, subject: measure.Subject, dtype: torch.dtype, backend: Backend
-    ) -> None:
-        self.loop, self.subject, self.dtype, self.backend = loop, subject, dtype, backend
+    def __init__(self, subject: measure.Subject, dtype: torch.dtype, backend: Backend) -> None:
+        self.subject, self.dtype, self.backend = subject, dtype, backend
         self.reference: list[int] | None = None
         self.steps: dict[Stage, dict[str, Any]] = {}
         self.records: dict[Stage, dict[str, Any]] = {}
@@ -92,9 +90,9 @@ class Ladder:
 
 
 def climb(ladder: Ladder, args: Namespace, result: ResultFile) -> None:
-    """Times every stage of a ladder, adding an entry for each."""
-    for stage in LADDERS[ladder.loop]:
-        labels = {"what": "steps", "loop": ladder.loop, "stage": stage.name, "changes": stage.what}
+    """Times every stage, adding an entry for each."""
+    for stage in STAGES:
+        labels = {"what": "steps", "stage": stage.name, "changes": stage.what}
         if stage.takes_backend:
             labels["kernels"] = args.kernels
         entry = result.measure(labels, partial(ladder.time, stage, args.repeats))
@@ -110,7 +108,7 @@ def observe(ladder: Ladder, result: ResultFile) -> None:
     sentence."""
     before: Figures | None = None
     for stage, steps in ladder.steps.items():
-        labels = {"what": "records", "loop": ladder.loop, "stage": stage.name}
+        labels = {"what": "records", "stage": stage.name}
         entry = result.measure(labels, partial(ladder.observe, stage))
         if entry is not None:
             ladder.records[stage] = entry
@@ -120,7 +118,7 @@ def observe(ladder: Ladder, result: ResultFile) -> None:
 
 
 def run(args: Namespace) -> ResultFile:
-    """Measures the ladders that `args` asks for."""
+    """Measures the ladder."""
     device, dtype = cli.device_of(args.device), cli.DTYPES[args.dtype]
     result = ResultFile("adopt", args, args.json)
     if device.type == "cpu" and args.model == "tiny":
@@ -132,19 +130,16 @@ def run(args: Namespace) -> ResultFile:
     prompt = [(7 * i + 3) % 250 for i in range(args.prompt)]
     ladders: list[Ladder] = []
 
-    def build(loop: str) -> dict[str, Any]:
-        model = build_model(loop, args.model, dtype, device, args.prompt + args.tokens)
+    def build() -> dict[str, Any]:
+        model = build_model(args.model, dtype, device, args.prompt + args.tokens)
         subject = measure.Subject(model, prompt, args.tokens)
-        ladders.append(Ladder(loop, subject, dtype, cli.backend_of(args)))
+        ladders.append(Ladder(subject, dtype, cli.backend_of(args)))
         return {}
 
-    for loop in args.loop:
-        labels = {"what": "model", "loop": loop, "model": args.model}
-        if result.measure(labels, partial(build, loop)) is not None:
-            climb(ladders[-1], args, result)
-    for i, ladder in enumerate(ladders):
-        observe(ladder, result)
-        result.set(finished=[each.loop for each in ladders[: i + 1]])
+    if result.measure({"what": "model", "model": args.model}, build) is not None:
+        climb(ladders[0], args, result)
+        observe(ladders[0], result)
+        result.set(finished=True)
     for table in tables_of(result.data):
         table.show()
     return result
@@ -152,8 +147,7 @@ def run(args: Namespace) -> ResultFile:
 
 def arguments(given: Sequence[str] | None) -> Namespace:
     options = cli.parser(__doc__.splitlines()[0])
-    known, add = ", ".join(LADDERS), options.add_argument
-    add("--loop", type=cli.names, default=list(LADDERS), help=f"one or more of {known}")
+    add = options.add_argument
     add("--model", default="tiny", help="a named shape, with random weights")
     add(
         "--dtype",
@@ -166,9 +160,6 @@ def arguments(given: Sequence[str] | None) -> Namespace:
     cli.backend_option(options)
     add("--repeats", type=int, help="timed runs of each stage")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
-    unknown = [loop for loop in args.loop if loop not in LADDERS]
-    if unknown:
-        options.error(f"--loop has {unknown}; use one or more of {known}")
     if args.model not in SHAPES:
         options.error(f"--model {args.model!r} is unknown; use one of {', '.join(SHAPES)}")
     for name, least in (("tokens", MIN_TOKENS), ("prompt", 1), ("repeats", 1)):

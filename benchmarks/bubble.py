@@ -5,9 +5,8 @@
 The engine serves requests that end by a stop token: temperature 1 and a stop set of 1/110 of the
 vocabulary, so that random weights generate about 110 tokens each. Predictions come from steady
 medians of runs of their own, observations from the wall time of other requests. A row is met where
-they differ by at most half a point or a tenth of the gain; otherwise the device's and the host's
-part of ordinary steps are compared with the medians. With `--answer N` all answers are of N tokens,
-and end by their cap: `--answer 3 --prompt 500`. `--long` decodes 8,192 tokens in each of 32
+they differ by at most half a point or a tenth of the gain. With `--answer N` all answers are of N
+tokens, and end by their cap: `--answer 3 --prompt 500`. `--long` decodes 8,192 tokens in each of 32
 sequences. `--meter-cost` compares steps with the meter and its step gaps on and off. On a CPU the
 sizes are small: about a minute. `benchmarks.report FILE` shows the tables of a result.
 """

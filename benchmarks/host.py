@@ -197,7 +197,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{mode:9} {rows:4} rows {host_us:8.1f} us", flush=True)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps({"results": results}, indent=1) + "\n")
+        given.json.write_text(json.dumps({"results": results}) + "\n")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Our engine beside its peers: ms per decode step on the same weights, prompts and window.
 
     python -m benchmarks.peers --model qwen3-0.6b --batches 1,8,32 --json FILE
-    python -m benchmarks.peers --table benchmarks/results/peers-*.json
+    python -m benchmarks.peers --table benchmarks/results/peers-h200.jsonl
 
 All are greedy, each in a process of its own. A model is a named shape, whose random weights are
 written as a checkpoint that every peer loads and that is removed afterwards, or a Hugging Face
@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
-from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result import BenchmarkError, ResultFile, read_runs
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
 from benchmarks.engines.catalog import CATALOG, missing
@@ -114,13 +114,13 @@ def _roomy_folder(size: int) -> str:
 def floor_rate(device: str, gib: float | None, timeout: float) -> dict[str, Any]:
     """The read floor, from a process of its own: nothing of it may stay on the device."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "floor.json"
+        path = Path(folder) / "floor.jsonl"
         size = [] if gib is None else ["--gib", str(gib)]
         given = ["--device", device, "--json", str(path), *size]
         failure = run_module("benchmarks.floor", given, timeout)
         if failure is not None:
             raise BenchmarkError(f"the read floor could not be measured: {failure}")
-        entry: dict[str, Any] = json.loads(path.read_text())["entries"][0]
+        entry: dict[str, Any] = read_runs(path)[0]["entries"][0]
     return {"bytes_per_s": entry["bytes_per_s"], "method": entry["method"]}
 
 

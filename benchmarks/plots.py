@@ -1,8 +1,8 @@
 """A plot of the share of the read floor by model and batch, from results of decode and peers.
 
-    python -m benchmarks.plots benchmarks/results/decode-*.json --output floor.png
-    python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output gains.png
-    python -m benchmarks.plots --traffic traffic.json --output traffic.png
+    python -m benchmarks.plots benchmarks/results/decode-h200.jsonl --output floor.png
+    python -m benchmarks.plots --gains benchmarks/results/bubble-h200.jsonl --output gains.png
+    python -m benchmarks.plots --traffic benchmarks/results/traffic-h200.jsonl --output traffic.png
 
 A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor /
 time of a step, and the time is written on it. `--gains` draws steps of depth 1 and 2, and the gain
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.options import plain_parser, png_file
-from benchmarks.common.result import read_result
+from benchmarks.common.result import read_runs
 
 BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"  # Okabe and Ito's
 COLOURS = 10  # of the palette "tableau-colorblind10"
@@ -39,12 +39,8 @@ class Point(NamedTuple):
     ms: float
 
 
-def read_points(path: Path) -> list[Point]:
-    """The bars of one result file; none where it is of another benchmark.
-
-    Raises ValueError for a file that is no result.
-    """
-    data = read_result(path)
+def points_of(data: dict[str, Any]) -> list[Point]:
+    """The bars of one run; none where it is of another benchmark."""
     arguments, environment = data.get("arguments", {}), data["environment"]
     machine = None if arguments.get("device") == "cpu" else environment.get("gpu")
     where = machine or environment.get("cpu") or "unknown machine"
@@ -227,20 +223,20 @@ def _save(pyplot: Any, figure: Any, output: Path) -> None:
 
 def main(given: list[str] | None = None) -> int:
     options = plain_parser(__doc__.splitlines()[0])
-    add, told = options.add_argument, "JSON of benchmarks.decode, peers, bubble or traffic"
+    add, told = options.add_argument, "results of benchmarks.decode, peers, bubble or traffic"
     add("files", nargs="+", type=Path, help=told)
     add("--gains", action="store_true", help="depth 1 and depth 2, not shares of the floor")
     add("--traffic", action="store_true", help="latencies over the rate of arrivals")
     add("--output", type=png_file, default=Path("floor.png"), metavar="FILE", help="floor.png")
     args = options.parse_args(given)
     try:
-        results = [read_result(path) for path in args.files]
+        results = [run for path in args.files for run in read_runs(path)]
         if args.gains:
             draw_gains([each for each in results if each["benchmark"] == "bubble"], args.output)
         elif args.traffic:
             draw_traffic([each for each in results if each["benchmark"] == "traffic"], args.output)
         else:
-            draw([point for path in args.files for point in read_points(path)], args.output)
+            draw([point for run in results for point in points_of(run)], args.output)
     except (ImportError, OSError, ValueError) as error:
         print(f"plots: {error}", file=sys.stderr)
         return 1

@@ -1,9 +1,9 @@
 """What has been measured, and which results are stale: of other sources than this commit's.
 
     python -m benchmarks.report [DIRECTORY]
-    python -m benchmarks.report --markdown FILE.json
+    python -m benchmarks.report --markdown FILE
 
-Of a directory it lists the results; of a file it prints the tables. A result is stale where git's
+Of a directory it lists the runs; of a file it prints their tables. A run is stale where git's
 hash of csrc or photon_ext was another when it was measured, and unknown where that cannot be told:
 without git's history, or from a changed tree.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.environment import source_trees
 from benchmarks.common.options import plain_parser
-from benchmarks.common.result import read_result
+from benchmarks.common.result import read_runs
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.tables import Table
 
@@ -37,7 +37,7 @@ class State(Enum):
 
 
 class Listed(NamedTuple):
-    """One result file; `figures` are its headline."""
+    """One run of a file; `figures` are its headline."""
 
     path: Path
     state: State
@@ -45,19 +45,22 @@ class Listed(NamedTuple):
     figures: str
 
 
-def read_results(directory: Path) -> list[Listed]:
-    """Every .json under `directory`, oldest first; what is no result is listed as unreadable."""
+def list_runs(directory: Path) -> list[Listed]:
+    """The runs of every .jsonl under `directory`, oldest first; what is no result is listed as
+    unreadable."""
     present = source_trees("HEAD")
-    listed = [_read(path, present) for path in sorted(directory.rglob("*.json"))]
+    listed = [run for path in sorted(directory.rglob("*.jsonl")) for run in _read(path, present)]
     return sorted(listed, key=lambda item: str(item.data.get("started", "")))
 
 
-def _read(path: Path, present: dict[str, str] | None) -> Listed:
+def _read(path: Path, present: dict[str, str] | None) -> list[Listed]:
     try:
-        data = read_result(path)
-        return Listed(path, state_of(data["environment"], present), data, headline(data))
+        return [
+            Listed(path, state_of(run["environment"], present), run, headline(run))
+            for run in read_runs(path)
+        ]
     except DAMAGES:
-        return Listed(path, State.UNREADABLE, {}, "")
+        return [Listed(path, State.UNREADABLE, {}, "")]
 
 
 def state_of(environment: dict[str, Any], present: dict[str, str] | None) -> State:
@@ -73,7 +76,7 @@ def state_of(environment: dict[str, Any], present: dict[str, str] | None) -> Sta
 
 
 def headline(data: dict[str, Any]) -> str:
-    """The figures of one result in a line."""
+    """The figures of one run in a line."""
     entries = [entry for entry in data.get("entries", ()) if entry.get("status") == "ok"]
     floor = "bytes_per_s" in entries[0] if len(entries) == 1 else False
     if floor:
@@ -91,7 +94,7 @@ def _figures(entry: dict[str, Any]) -> list[str]:
     form = {
         "decode": "{model} B{batch} d{depth}{hopper} {ms_per_step[median]:.3g} ms",
         "counts": "{model} B{batch} {way} {passed}",
-        "steps": "{loop} {stage}{hopper} {ms_per_step:.3g} ms",
+        "steps": "{stage}{hopper} {ms_per_step:.3g} ms",
         "gain": "{model} x{streams} {observed:+.1%} (predicted {predicted:+.1%})",
         "meter": "{model} x{streams} meter on over off x{ratio:.3f}",
         "timeline": "{model} B{batch} timeline off over none x{ratio:.3f}",
@@ -106,10 +109,9 @@ def _figures(entry: dict[str, Any]) -> list[str]:
 
 
 def show_tables(path: Path, markdown: bool) -> int:
-    """Prints the tables of one result."""
+    """Prints the tables of one file."""
     try:
-        data = read_result(path)
-        made = tables_of(data)
+        made = [table for run in read_runs(path) for table in tables_of(run)]
     except DAMAGES as error:
         damage = f"{path} is damaged: {type(error).__name__}: {error}"
         print(f"report: {error if isinstance(error, ValueError) else damage}", file=sys.stderr)
@@ -123,8 +125,8 @@ def show_tables(path: Path, markdown: bool) -> int:
 
 
 def list_results(directory: Path) -> int:
-    """Prints a line per result."""
-    results = read_results(directory)
+    """Prints a line per run."""
+    results = list_runs(directory)
     rows = []
     for path, state, data, figures in results:
         environment = data.get("environment", {})
@@ -142,15 +144,15 @@ def list_results(directory: Path) -> int:
         ])  # fmt: skip
     Table("", HEADER, rows).show()
     other = sum(item.state is not State.CURRENT for item in results)
-    print(f"{len(results)} results in {directory}, {other} of them not current")
+    print(f"{len(results)} runs in {directory}, {other} of them not current")
     return 0
 
 
 def main(given: list[str] | None = None) -> int:
     options = plain_parser(__doc__.splitlines()[0])
-    told = "a directory of results, or one result whose tables to print"
+    told = "a directory of results, or one file whose tables to print"
     options.add_argument("path", nargs="?", type=Path, default=RESULTS, help=told)
-    told = "tables of one result as Markdown"
+    told = "tables of one file as Markdown"
     options.add_argument("--markdown", action="store_true", help=told)
     args = options.parse_args(given)
     if not args.path.exists():

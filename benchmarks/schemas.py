@@ -160,7 +160,7 @@ def main(given: list[str] | None = None) -> int:
     add("--rows", type=cli.positive_integer, default=32, help="rows of the engine, above 3")
     add("--cap", type=cli.positive_integer, default=96, help="tokens of an answer")
     add("--limit", type=cli.positive_integer, help="schemas; default: all")
-    add("--json", type=cli.output_file, metavar="FILE", help="write the result here")
+    add("--json", type=cli.result_file, metavar="FILE", help="write the result here")
     args = options.parse_args(given)
     told = Namespace(**{**vars(args), "file": args.file.name})
     result = ResultFile("schemas", told, args.json)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from benchmarks.attribution.serving import Served
-from benchmarks.attribution.steady import Medians, medians
+from benchmarks.attribution.steady import Medians
 from benchmarks.common.result import BenchmarkError
 from photon_ext.observe.cost_model import (
     Periods,
@@ -22,21 +21,6 @@ from photon_ext.runtime.step import StepKind
 
 TOLERANCE = 0.005  # half a point, or
 TOLERANCE_SHARE = 0.1  # of the predicted gain, whichever is more
-LEAST = 0.0005  # gain that is worth naming
-# By name in a result: the field of Medians, what it is in words, and what shows it.
-CAUSES = {
-    "ordinary_device": (
-        "device",
-        "the device's part of ordinary steps",
-        "median time on the device",
-    ),
-    "ordinary_host": (
-        "gap",
-        "the host's part of ordinary steps: wake-up, commit, plan",
-        "median gap",
-    ),
-}
-OTHERWISE = "what is left are ramp-up and ramp-down, prefill steps and single long steps"
 
 
 def periods(found: Medians) -> Periods:
@@ -67,11 +51,6 @@ class Side:
     def periods(self) -> Periods:
         return periods(self.usual)
 
-    @cached_property
-    def here(self) -> Medians:
-        """The medians of the observed runs."""
-        return medians([run.log for run in self.runs], self.full)
-
     @property
     def full(self) -> int:
         """Rows of a full batch: of short answers that end by their cap, any."""
@@ -96,11 +75,6 @@ class Side:
         return sum(len(run.lengths) for run in self.runs)
 
     @property
-    def full_steps(self) -> int:
-        """Decode steps of a full batch."""
-        return sum(step.steady(self.full) for run in self.runs for step in run.log.steps)
-
-    @property
     def gap_us(self) -> dict[str, float] | None:
         """Median and 99th percentile of the observed runs' step gaps; None without timing."""
         found = [step.gap_us for run in self.runs for step in run.log.steps]
@@ -111,11 +85,6 @@ class Side:
         """Observed steps of a kind, by request."""
         steps = (step for run in self.runs for step in run.log.steps)
         return sum(step.kind is kind and not step.dead for step in steps) / self.requests
-
-    @property
-    def model_ms(self) -> float:
-        """The wall time that the medians predict."""
-        return self.requests * steps_per_request(self.work, self.depth).time_ms(self.periods)
 
 
 @dataclass(frozen=True)
@@ -142,42 +111,6 @@ class Gain:
     def met(self) -> bool:
         return abs(self.observed - self.prediction.gain) <= self.tolerance
 
-    def effects(self) -> dict[str, dict[str, Any]]:
-        """By cause, what ordinary steps that are not like the medians add to the observed gain;
-        empty without timing.
-
-        `points` is the gain (1 is 100 %); of each depth: how many steps, and their milliseconds
-        over the medians, which are given here and in the run of the medians ("there").
-        """
-        sides, found = {"block": self.block, "pipe": self.pipe}, {}
-        for name, (field, cause, shown_by) in CAUSES.items():
-            pairs = {k: (getattr(s.here, field), getattr(s.usual, field)) for k, s in sides.items()}
-            if any(None in pair for pair in pairs.values()):
-                continue
-            over = {
-                key: side.full_steps * (pairs[key][0] - pairs[key][1])
-                for key, side in sides.items()
-            }
-            share = {key: over[key] / side.model_ms for key, side in sides.items()}
-            shown = {key: {"here": here, "there": there} for key, (here, there) in pairs.items()}
-            found[name] = {
-                "cause": cause,
-                "points": (1 + self.prediction.gain) * (share["block"] - share["pipe"]),
-                **{key: {"steps": s.full_steps, "ms": over[key]} for key, s in sides.items()},
-                "medians": {"of": shown_by, **shown},
-            }
-        return dict(sorted(found.items(), key=lambda item: -abs(item[1]["points"])))
-
-    def explained(self) -> str:
-        """The difference, and what of it ordinary steps explain, in points of gain."""
-        off = self.observed - self.prediction.gain
-        named = [
-            f"{effect['points'] * 100:+.1f} by {effect['cause']}"
-            for effect in self.effects().values()
-            if effect["points"] * off > 0 and abs(effect["points"]) >= LEAST
-        ]
-        return f"{off * 100:+.1f} points off: {'; '.join([*named, OTHERWISE])}"
-
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
         found, sides = self.prediction, {"block": self.block, "pipe": self.pipe}
@@ -200,8 +133,6 @@ class Gain:
             "observed": self.observed,
             "tolerance": self.tolerance,
             "met": self.met,
-            "cause": None if self.met else self.explained(),
-            "effects": self.effects(),
             "tokens_per_s": {name: side.tokens_per_s for name, side in sides.items()},
             "wall_s": {name: side.wall_s for name, side in sides.items()},
             "tokens_equal": self._digests(self.block) == self._digests(self.pipe),

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import torch
 
 from benchmarks.common.models import SHAPES
+from benchmarks.common.result import read_runs
 from photon_ext.checks import Backend
 from photon_ext.errors import DeviceError
 from photon_ext.models.kernel_plan import choose_backend, dtype_name, target_of
@@ -83,6 +84,17 @@ def output_file(text: str) -> Path:
     return path
 
 
+def result_file(text: str) -> Path:
+    """A file of results, perhaps with those of other runs."""
+    path = output_file(text)
+    try:
+        if path.exists():
+            read_runs(path)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return path
+
+
 def png_file(text: str) -> Path:
     """A PNG that can be written."""
     path = output_file(text)
@@ -107,7 +119,8 @@ def parser(description: str) -> argparse.ArgumentParser:
         default="auto",
         help="auto (the GPU if torch sees one), cpu, cuda or cuda:N",
     )
-    made.add_argument("--json", type=output_file, metavar="FILE", help="write the result here")
+    told = "write the result here, as a line beside those of other runs"
+    made.add_argument("--json", type=result_file, metavar="FILE", help=told)
     return made
 
 

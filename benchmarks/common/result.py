@@ -1,4 +1,4 @@
-"""Result files: one JSON object per run, rewritten after every entry so a crash loses nothing."""
+"""Result files: a line of JSON per run, rewritten after every entry so a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ class BenchmarkError(Exception):
 
 
 class ResultFile:
-    """What one run of a benchmark found.
+    """What one run of a benchmark found: a line of a file that other runs may share. It takes the
+    place of an earlier run of that benchmark on that device whose arguments were the same.
 
     Args:
         benchmark: the module's name, "decode".
         arguments: how it was called.
-        path: where the JSON goes; None keeps it in memory.
+        path: where the line goes; None keeps it in memory. ValueError names a file that is there
+            and holds something else.
     """
 
     def __init__(self, benchmark: str, arguments: Namespace, path: str | Path | None) -> None:
@@ -47,10 +49,12 @@ class ResultFile:
             "schema": SCHEMA,
             "benchmark": benchmark,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "arguments": given,
+            "arguments": _plain(given),
             "environment": environment(),
             "entries": self.entries,
         }
+        there = read_runs(self.path) if self.path is not None and self.path.exists() else []
+        self._others = "".join(_line(run) for run in there if not _same(run, self.data))
         load, cores = self.data["environment"]["load"], self.data["environment"]["cores"] or 1
         if load > 0.75 * cores:
             print(
@@ -115,23 +119,43 @@ class ResultFile:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(json.dumps(_plain(self.data), indent=1, allow_nan=False) + "\n")
+        partial.write_text(self._others + _line(self.data))
         os.replace(partial, self.path)
 
 
-def read_result(path: Path) -> dict[str, Any]:
-    """What a ResultFile wrote. Raises ValueError, which names the file, for anything else."""
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    """The runs that ResultFiles wrote, as they stand. Raises ValueError, which names the file, for
+    anything else."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-        if missing := {"entries", "environment", "benchmark"} - set(data):
-            raise KeyError(", ".join(sorted(missing)))
-        entries, found = data["entries"], data["environment"]
-        if not all(isinstance(entry, dict) for entry in entries) or not isinstance(found, dict):
-            raise TypeError("entries and environment are not objects")
+        runs = [json.loads(line) for line in path.read_text().splitlines()]
+        for run in runs:
+            if missing := {"entries", "environment", "benchmark"} - set(run):
+                raise KeyError(", ".join(sorted(missing)))
+            entries, found = run["entries"], run["environment"]
+            if not all(isinstance(entry, dict) for entry in entries) or not isinstance(found, dict):
+                raise TypeError("entries and environment are not objects")
     except (OSError, KeyError, TypeError, ValueError) as error:
         told = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path}: not a result file of benchmarks ({told})") from error
-    return data
+    return runs
+
+
+def _line(run: dict[str, Any]) -> str:
+    return json.dumps(_plain(run), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _same(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Whether both have measured the same. Options come and go: those that both know count."""
+    before, after = old.get("arguments", {}), new["arguments"]
+    shared = before.keys() & after.keys()
+    alike = shared and all(before[name] == after[name] for name in shared)
+    return bool(alike) and _subject(old) == _subject(new)
+
+
+def _subject(run: dict[str, Any]) -> tuple[str, str | None]:
+    """A benchmark and its device."""
+    found = run["environment"]
+    return run["benchmark"], found.get("gpu") or found.get("cpu")
 
 
 def _explained(error: Exception) -> bool:

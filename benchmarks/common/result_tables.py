@@ -1,4 +1,4 @@
-"""The tables of result files, older ones too: what a benchmark prints at its end, and what
+"""The tables of a run, of an older one too: what a benchmark prints at its end, and what
 `benchmarks.report` prints of its file."""
 
 from __future__ import annotations
@@ -172,8 +172,6 @@ def _bubble(data: Entry) -> Iterator[Table]:
 def _gain_remarks(entry: Entry) -> Iterator[str]:
     """What has to be said about an entry, besides its figures."""
     label = f"{entry['model']}, {entry['streams']} stream{'s' * (entry['streams'] > 1)}"
-    if not entry["met"]:
-        yield f"{label}: {entry['cause']}"
     if not entry["tokens_equal"]:
         yield f"{label}: depth 1 and 2 generated different tokens; gains compare tokens/s"
     if not entry.get("capped") and entry["stopped"] < 0.9 * entry["requests"]:
@@ -183,17 +181,14 @@ def _gain_remarks(entry: Entry) -> Iterator[str]:
 
 
 def _adopt(data: Entry) -> Iterator[Table]:
-    """A table per loop: its stages in order, and the sentence on each."""
-    records = {(e["loop"], e["stage"]): e for e in _of(data, "records")}
-    for loop in dict.fromkeys(entry["loop"] for entry in data["entries"]):
-        own = [e for e in data["entries"] if e["what"] == "steps" and e["loop"] == loop]
-        first = next((e["ms_per_step"] for e in own if e["status"] == "ok"), 0.0)
-        rows = [{**records.get((loop, e["stage"]), {}), **e} for e in own]
-        rows = [
-            {**e, "in_all": first / e["ms_per_step"]} if "ms_per_step" in e else e for e in rows
-        ]
-        said = ((e["stage"], e.get("verdict") or e.get("error")) for e in own)
-        yield Table.of(f"{loop} loop", rows, LADDER, [f"{stage}: {told}" for stage, told in said])
+    """The stages in order, and the sentence on each."""
+    records = {e["stage"]: e for e in _of(data, "records")}
+    own = [e for e in data["entries"] if e["what"] == "steps"]
+    first = next((e["ms_per_step"] for e in own if e["status"] == "ok"), 0.0)
+    rows = [{**records.get(e["stage"], {}), **e} for e in own]
+    rows = [{**e, "in_all": first / e["ms_per_step"]} if "ms_per_step" in e else e for e in rows]
+    said = [f"{e['stage']}: {e.get('verdict') or e.get('error')}" for e in own]
+    yield Table.of("", rows, LADDER, said)
 
 
 def _traffic(data: Entry) -> Iterator[Table]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.result import read_result
+from benchmarks.common.result import read_runs
 from benchmarks.common.tables import cell_text, markdown_table
 
 Entry = dict[str, Any]
@@ -18,12 +18,11 @@ def files_table(paths: list[Path]) -> str:
     Raises ValueError, which names the file, for anything else.
     """
     entries: list[Entry] = []
-    for path in paths:
-        data = read_result(path)
-        if data["benchmark"] != "peers":
-            found = f"a result of benchmarks.{data['benchmark']}"
+    for path, run in ((file, run) for file in paths for run in read_runs(file)):
+        if run["benchmark"] != "peers":
+            found = f"a result of benchmarks.{run['benchmark']}"
             raise ValueError(f"{path}: {found}; give files of benchmarks.peers")
-        entries += data["entries"]
+        entries += run["entries"]
     peers = [entry for entry in entries if entry.get("what") == "peer"]
     measured = [entry for entry in peers if "batch" in entry]
     batches = sorted({entry["batch"] for entry in measured})

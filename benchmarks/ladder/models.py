@@ -1,4 +1,4 @@
-"""The model that a ladder runs: random weights of a named shape, the same ones in both loops."""
+"""The model that the ladder runs: a transformers model with random weights of a named shape."""
 
 from __future__ import annotations
 
@@ -9,29 +9,19 @@ import torch
 from benchmarks.common.checkpoint import transformers_model
 from benchmarks.common.models import SHAPES
 from benchmarks.common.result import BenchmarkError
-from benchmarks.ladder.stock.model import Model
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
 
-def build_model(
-    loop: str, name: str, dtype: torch.dtype, device: torch.device, max_len: int
-) -> Any:
-    """The model of one loop: "stock" (a `Model`) or "hf" (a transformers model).
-
-    Raises BenchmarkError for an unknown name, or more positions than the model has.
-    """
+def build_model(name: str, dtype: torch.dtype, device: torch.device, max_len: int) -> Any:
+    """Raises BenchmarkError for an unknown name, or more positions than the model has."""
     if name not in SHAPES:
         raise BenchmarkError(f"--model {name!r} is unknown; use one of {', '.join(SHAPES)}")
     config = SHAPES[name]
     if max_len > config.longest:
         made_for = f"{name} was made for {config.longest}; ask for fewer"
         raise BenchmarkError(f"prompt and tokens are {max_len} positions, {made_for}")
-    weights = spread_weights(config, dtype, device)
-    if loop == "stock":
-        return Model(config, weights, *rope_tables(config, max_len, device))
-    return transformers_model(config, weights)
+    return transformers_model(config, spread_weights(config, dtype, device))
 
 
 def spread_weights(

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,11 @@ from benchmarks import peers
 from benchmarks.common import checkpoint
 from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.models import SHAPES, open_model
-from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result import BenchmarkError, read_runs
 from benchmarks.common.session import random_prompts
 from benchmarks.engines import process
 from benchmarks.engines.catalog import CATALOG, missing, open_peer
 from benchmarks.engines.compiled import Compiled
-from benchmarks.engines.hugging_face import BLOCK_SIZE, sized
 from benchmarks.engines.ours import Ours
 from benchmarks.engines.peer import Setup, Tokens, Window, by_difference, by_steps
 from photon_ext.models.loading.loader import load_model
@@ -48,12 +46,13 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def entries(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    path = tmp_path_factory.mktemp("results") / "peers.json"
+    path = tmp_path_factory.mktemp("results") / "peers.jsonl"
     sizes = "--batches 2 --new-tokens 16 --floor-gib 0.01 --seconds 10 --timeout 300"
     given = f"--model {directory} --device cpu --dtype float32 {sizes}".split()
     code = peers.main([*given, "--peers", ",".join([*HERE, "vllm"]), "--json", str(path)])
     assert code == 0
-    found: list[dict[str, Any]] = json.loads(path.read_text())["entries"]
+    (run,) = read_runs(path)
+    found: list[dict[str, Any]] = run["entries"]
     return found
 
 
@@ -72,29 +71,6 @@ def test_all_peers_give_the_same_tokens(entries: list[dict[str, Any]], directory
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
     assert measured[0]["first_tokens"] == greedy_ids(model, prompt, 8)
     assert len(set(measured[0]["first_tokens"])) >= 3
-
-
-def test_figures_belong_together_and_say_how_they_were_made(
-    entries: list[dict[str, Any]], directory: Path
-) -> None:
-    floor, *measured = entries[:-1]
-    config, weights, _ = load_model(directory, torch.float32)
-    for entry in measured:
-        assert entry["window"] == {"prompt": 64, "first": 4, "last": 16}
-        assert entry["context"] == 74
-        assert entry["tokens_per_s"] == pytest.approx(2e3 / entry["ms_per_step"], rel=1e-4)
-        nbytes = (
-            weights.nbytes - weights.embedding.data.nbytes + 2 * 74 * config.kv_bytes_per_token(4)
-        )
-        assert entry["floor_ms"] == pytest.approx(nbytes / floor["bytes_per_s"] * 1e3, rel=1e-4)
-        ms = entry["ms_per_step"]
-        assert entry["floor_share"] == pytest.approx(entry["floor_ms"] / ms, rel=1e-4)
-        against = ms / measured[0]["ms_per_step"]
-        assert entry["against_ours"] == pytest.approx(against, rel=1e-4)
-        assert entry["mode"]
-        assert entry["method"]
-    versions = {entry["version"] for entry in measured if entry["peer"].startswith("hf")}
-    assert versions == {transformers.__version__}
 
 
 @pytest.mark.parametrize("name", ["ours-engine", "hf-cb"])
@@ -118,21 +94,6 @@ def test_the_compiled_step_is_the_model(name: str, tmp_path: Path) -> None:
     assert measured.tokens == Ours(setup).measure(prompts, WINDOW).tokens
 
 
-def test_one_compiled_layer_serves_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[torch.fx.GraphModule] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        made.append(graph)
-        return graph.forward
-
-    compiled = partial(torch.compile, backend=backend, fullgraph=True, dynamic=False)
-    monkeypatch.setattr(torch, "compile", lambda part, **_: compiled(part))
-    setup, prompts = setup_of(directory), random_prompts(VOCAB, 3, WINDOW.prompt)
-    eager = Compiled(setup, compiles=False).measure(prompts, WINDOW)
-    assert Compiled(setup).measure(prompts, WINDOW).tokens == eager.tokens
-    assert len(made) == 3, "the begin, a layer, the end"
-
-
 @pytest.mark.parametrize("name", ["tiny", "llama-small"])
 def test_a_written_checkpoint_is_the_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,21 +111,6 @@ def test_a_written_checkpoint_is_the_model(
     pairs = zip(loaded.weights.tensors(), weights.tensors(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-
-
-def test_the_checkpoint_is_gone_afterwards() -> None:
-    with peers.checkpoint("tiny", "float32", "cpu", 200) as model:
-        assert (model.directory / "config.json").exists()
-        assert model.weight_bytes == load_model(model.directory).weights.nbytes
-    assert not model.directory.parent.exists()
-
-
-def test_a_checkpoint_without_room_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "ROOM", 1e12)
-    with pytest.raises(
-        BenchmarkError, match=r"has no room .*name a place with the variable TMPDIR"
-    ):
-        peers._roomy_folder(1000)
 
 
 def test_steps_are_taken_from_the_window() -> None:
@@ -200,65 +146,12 @@ def test_differences_cancel_what_both_runs_have(monkeypatch: pytest.MonkeyPatch)
         by_difference(lambda prompts, count: [[1] for _ in prompts], [[1]], WINDOW, 9.0)
 
 
-def test_a_difference_lost_in_noise_takes_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two short runs are disturbed, as they are where another process wants the same
-    cores."""
-    generate = Clocked(lambda count, before: 0.001 * count + 0.1 * (before in (3, 5)), monkeypatch)
-    measured = by_difference(generate, [[1]], WINDOW, 9.0)
-    assert (measured.ms_per_step, measured.samples) == (pytest.approx(1.0), 5)
-    assert measured.ms_spread == (pytest.approx((0.009 - 0.1) * 1e3 / 9), pytest.approx(1.0))
-
-
-def test_a_difference_that_stays_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    generate = Clocked(lambda count, _: 0.125, monkeypatch)
-    with pytest.raises(
-        BenchmarkError,
-        match=r"12 tokens took no longer than 3: 0\.125 and 0\.125 s, medians of 8 runs; measure",
-    ):
-        by_difference(generate, [[1]], WINDOW, 2.0)
-    assert len(generate.counts) == 3 + 16  # two seconds of them, after those for warm-up
-
-
-def test_a_slow_engine_is_measured_in_a_shorter_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = Window(prompt=5, first=128, last=512)
-    assert window.within(60, 67.0) == window
-    assert window.within(10, 67.0) == Window(5, 37, 149)
-    assert window.within(0.1, 67.0) == Window(5, 8, 32)
-    generate = Clocked(lambda count, _: 0.002 * count, monkeypatch)
-    measured = by_difference(generate, [[1]], window, seconds=0.6)
-    assert measured.window == Window(5, 15, 63)
-    assert measured.ms_per_step == pytest.approx(2.0)
-    assert generate.counts == [32, 32, 63, *[15, 63] * 3]
-
-
-def test_a_cache_for_the_batch_holds_it_and_one_prompt_at_least_a_step() -> None:
-    options = sized(32, Window(prompt=64, first=128, last=512))
-    assert options[BLOCK_SIZE] * options["num_blocks"] > 32 * 576
-    assert options["max_batch_tokens"] == 128
-    assert sized(256, Window(64, 128, 512))["max_batch_tokens"] == 256  # a line for every row
-
-
 def test_a_worker_that_breaks_leaves_its_last_words(tmp_path: Path) -> None:
     setup = setup_of(tmp_path / "nowhere")
     report = process.run_worker("ours", setup, [[[1] * 5]], 120)
     assert report.loaded is None
     with pytest.raises(BenchmarkError, match=r"exit status 1: .*nowhere.*no such file"):
         report.of(1)
-
-
-def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
-    bad, good = [[VOCAB + 1] * 5], random_prompts(VOCAB, 2, 5)
-    heard: list[int] = []
-    setup = setup_of(directory)
-    report = process.run_worker(
-        "ours-engine", setup, [bad, good], 120, sys.executable, lambda _, batch: heard.append(batch)
-    )
-    assert heard == [1, 2]
-    with pytest.raises(BenchmarkError, match="RequestError: prompt 0"):
-        report.of(1)
-    assert len(report.of(2)["tokens"]) == 2
-    with pytest.raises(BenchmarkError, match="without a word"):
-        report.of(3)
 
 
 @pytest.mark.parametrize("child", ["", "import os; os.fork();"])
@@ -271,42 +164,10 @@ def test_a_worker_that_hangs_is_ended_with_its_children(child: str) -> None:
     assert time.perf_counter() - begin < 30
 
 
-def test_a_failed_peer_fails_the_run_and_not_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "p.json"
-    args = peers.arguments(["--device", "cpu", "--batches", "1,2", "--new-tokens", "16"])
-    result = ResultFile("peers", args, path)
-    line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3}
-    line |= {"tokens": [[1] * 16], "window": WINDOW, "seconds": 1.0}
-    model = peers.Model("tiny", SHAPES["tiny"], tmp_path, 1000)
-    comparison = peers.Comparison(model, args, "cpu", 1e9, result)
-
-    def run_worker(*given: Any) -> process.Report:
-        report = process.Report({"version": "1"}, {1: line})
-        given[-1](report, 1)
-        entries = json.loads(path.read_text())["entries"]
-        assert [entry["batch"] for entry in entries] == [1], "while it still runs"
-        report.batches[2] = {"batch": 2, "error": "RuntimeError: no room"}
-        return report
-
-    monkeypatch.setattr(peers, "run_worker", run_worker)
-    comparison.add("ours")
-    assert [entry["status"] for entry in result.entries] == ["ok", "failed"]
-    assert result.entries[1]["error"] == "BenchmarkError: RuntimeError: no room"
-    assert result.failed
-
-
 def test_a_worker_needs_no_build_of_ours() -> None:
     """A peer may live in an environment of its own."""
     code = "import sys, benchmarks.engines.worker; sys.exit('photon_ext' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=120).returncode == 0
-
-
-def test_common_prefixes() -> None:
-    assert peers.common_prefix([[1, 2, 3, 4]], [[1, 2, 3, 4]]) == 1.0
-    assert peers.common_prefix([[1, 2, 3, 4]], [[1, 3]]) == 0.5
-    assert peers.common_prefix([[1, 2, 3, 4], [1, 1, 1, 1]], [[1, 2, 0, 4], [0, 1, 1, 1]]) == 0.25
 
 
 def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,18 +178,6 @@ def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch
     assert "not installed for /nowhere/python" in (missing("vllm", "cuda", "/nowhere/python") or "")
     assert missing("ours", "cpu", sys.executable) is None
     assert "on a GPU only" in (missing("hf-cb-graphs", "cpu") or "")
-
-
-def test_a_model_that_does_not_exist_fails_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(peers, "floor_rate", lambda *given: {"bytes_per_s": 1e9, "method": "none"})
-    path = tmp_path / "peers.json"
-    given = f"--model nonesuch --peers vllm --device cpu --json {path}"
-    assert peers.main(given.split()) == 1
-    entry = json.loads(path.read_text())["entries"][-1]
-    assert entry["status"] == "failed"
-    assert "nonesuch" in entry["error"]
 
 
 def row(model: str, title: str, batch: int, ms: float, last: int = 512) -> dict[str, Any]:
@@ -349,7 +198,7 @@ def test_a_table_of_files_says_what_the_figures_hide(
     ]
     files = []
     for name, found in (("a", first), ("b", [row("b", "ours", 1, 2.0), {**absent, "model": "b"}])):
-        files.append(str(tmp_path / f"{name}.json"))
+        files.append(str(tmp_path / f"{name}.jsonl"))
         data = {"benchmark": "peers", "environment": {}, "entries": found}
         Path(files[-1]).write_text(json.dumps(data))
     assert peers.main(["--table", *files]) == 0
@@ -366,4 +215,4 @@ def test_a_table_of_files_says_what_the_figures_hide(
     ]
     Path(files[0]).write_text('{"benchmark": "decode", "environment": {}, "entries": []}')
     assert peers.main(["--table", *files]) == 1
-    assert "a.json: a result of benchmarks.decode; give files of" in capsys.readouterr().err
+    assert "a.jsonl: a result of benchmarks.decode; give files of" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Result files survive failures, and the report tells which of them are stale."""
+"""Result files survive failures, with a line per run; the report tells which runs are stale."""
 
 import json
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.common.environment import REPOSITORY, environment, source_trees
-from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result import BenchmarkError, ResultFile, read_runs
 from benchmarks.report import State
 from photon_ext.errors import ModelError
 
@@ -21,7 +21,7 @@ def fail(message: str) -> dict[str, Any]:
 
 
 def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "decode.json"
+    path = tmp_path / "results" / "decode.jsonl"
     result = ResultFile("decode", Namespace(json=str(path), batches=[1]), path)
     result.measure({"batch": 1}, lambda: {"value": float("nan"), "tokens": (1, 2)})
     assert json.loads(path.read_text())["entries"][0]["status"] == "ok"
@@ -36,10 +36,28 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert set(data["environment"]) >= {"commit", "dirty", "trees", "torch", "gpu"}
 
 
+def test_a_file_has_a_line_for_each_run_and_the_last_of_those_that_measure_the_same(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "decode.jsonl"
+    for model, new_option in (("a", None), ("b", None), ("a", {"spin": False})):
+        arguments = Namespace(json=path, model=model, **new_option or {})
+        ResultFile("decode", arguments, path).measure({"batch": 1}, lambda: {"ms": 2.0})
+    ResultFile("kernels", Namespace(model="a"), path)
+    runs = read_runs(path)
+    kept = [(run["benchmark"], run["arguments"]) for run in runs]
+    assert kept == [
+        ("decode", {"model": "b"}),
+        ("decode", {"model": "a", "spin": False}),
+        ("kernels", {"model": "a"}),
+    ]
+    assert len(path.read_text().splitlines()) == 3
+
+
 def test_what_is_printed_is_what_the_file_has(tmp_path: Path) -> None:
     """1.0049999 is 1.00, but of six digits it is 1.005, which may be 1.01: tables made of the one
     and of the other would differ."""
-    path = tmp_path / "r.json"
+    path = tmp_path / "r.jsonl"
     entry = ResultFile("test", Namespace(), path).measure(
         {"what": "a"}, lambda: {"ms": 1.0049999, "runs": [2 / 3], "rows": (1, 2)}
     )
@@ -63,7 +81,7 @@ def test_an_error_that_says_what_to_do_has_no_trace(capsys: pytest.CaptureFixtur
 
 
 def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> None:
-    result = ResultFile("decode", Namespace(), tmp_path / "r.json")
+    result = ResultFile("decode", Namespace(), tmp_path / "r.jsonl")
     result.measure({}, lambda: fail("CUDA error: an illegal memory access was encountered"))
     assert result.measure({}, lambda: pytest.fail("was tried")) is None
     assert result.entries[1]["error"].startswith("skipped")
@@ -123,45 +141,44 @@ def test_report_lists_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(report, "source_trees", lambda commit: {"csrc": "1", "photon_ext": "2"})
-    result = ResultFile("decode", Namespace(), tmp_path / "now.json")
+    result = ResultFile("decode", Namespace(), tmp_path / "new.jsonl")
     labels = {"what": "decode", "model": "qwen3-4b", "batch": 8, "depth": 2}
     result.measure(labels, lambda: {"ms_per_step": {"median": 2.5}})
-    data = json.loads((tmp_path / "now.json").read_text())
+    (data,) = read_runs(tmp_path / "new.jsonl")
     data["environment"] |= {"trees": {"csrc": "1", "photon_ext": "2"}, "dirty": False}
-    (tmp_path / "now.json").write_text(json.dumps(data))
+    current = json.dumps(data)
     data["environment"]["trees"]["csrc"] = "0"
     data["entries"].append({"status": "failed"})
     data["entries"].append({"status": "missing", "reason": "not in this build"})
     peer = {"what": "peer", "peer": "vllm", "batch": 1, "ms_per_step": 1.57}
     data["entries"].append({"status": "ok", **peer})
-    (tmp_path / "old.json").write_text(json.dumps(data))
-    (tmp_path / "broken.json").write_text("{")
-    (tmp_path / "foreign.json").write_text("[1]")
+    (tmp_path / "new.jsonl").write_text(f"{current}\n{json.dumps(data)}\n")
+    (tmp_path / "broken.jsonl").write_text("{")
+    (tmp_path / "foreign.jsonl").write_text("[1]")
     assert report.main([str(tmp_path)]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    assert "current" in lines["now.json"]
-    assert "qwen3-4b B8 d2 2.5 ms" in lines["now.json"]
-    assert "stale" in lines["old.json"]
-    assert lines["old.json"].partition(" stale")[0].split()[-2:] == ["2", "1"]
-    assert "vllm B1 1.57 ms" in lines["old.json"]
-    assert "unreadable" in lines["broken.json"]
-    assert "unreadable" in lines["foreign.json"]
-    assert "3 of them not current" in lines["4"]
+    lines = capsys.readouterr().out.splitlines()
+    now, old = (line for line in lines if line.startswith("new.jsonl"))
+    assert "current" in now
+    assert "qwen3-4b B8 d2 2.5 ms" in now
+    assert "stale" in old
+    assert old.partition(" stale")[0].split()[-2:] == ["2", "1"]
+    assert "vllm B1 1.57 ms" in old
+    assert [line.split()[0] for line in lines if "unreadable" in line] == [
+        "broken.jsonl",
+        "foreign.jsonl",
+    ]
+    assert "3 of them not current" in lines[-1]
 
 
 def test_every_result_that_is_kept_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert report.main([]) == 0
     listed = capsys.readouterr().out
     assert "unreadable" not in listed
-    for path in report.RESULTS.glob("*.json"):
+    for path in report.RESULTS.glob("*.jsonl"):
         assert path.name in listed
         if not path.name.startswith("cpu"):
             assert report.main([str(path), "--markdown"]) == 0
             assert "| --- |" in capsys.readouterr().out
-
-
-def test_report_of_an_empty_directory_is_no_error(tmp_path: Path) -> None:
-    assert report.main([str(tmp_path)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -170,9 +187,9 @@ def test_report_of_an_empty_directory_is_no_error(tmp_path: Path) -> None:
 def test_a_file_that_is_no_result_is_named(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "x.json").write_text(text)
-    assert report.main([str(tmp_path / "x.json")]) == 1
-    assert "x.json: not a result file of benchmarks" in capsys.readouterr().err
+    (tmp_path / "x.jsonl").write_text(text)
+    assert report.main([str(tmp_path / "x.jsonl")]) == 1
+    assert "x.jsonl: not a result file of benchmarks" in capsys.readouterr().err
     assert report.main([str(tmp_path)]) == 0, "a list goes on"
     assert "unreadable" in capsys.readouterr().out
 
@@ -183,14 +200,6 @@ def test_a_damaged_result_is_named(
 ) -> None:
     entries = [{"what": what, "status": "ok"}]
     data = {"benchmark": benchmark, "environment": {"commit": 5}, "entries": entries}
-    (tmp_path / "x.json").write_text(json.dumps(data))
-    assert report.main([str(tmp_path / "x.json")]) == 1
-    assert "x.json is damaged: KeyError" in capsys.readouterr().err
-
-
-def test_a_place_without_results_is_an_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        report.main([str(tmp_path / "nowhere")])
-    assert "nowhere: no such file or directory" in capsys.readouterr().err
+    (tmp_path / "x.jsonl").write_text(json.dumps(data))
+    assert report.main([str(tmp_path / "x.jsonl")]) == 1
+    assert "x.jsonl is damaged: KeyError" in capsys.readouterr().err

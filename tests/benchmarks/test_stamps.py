@@ -40,8 +40,8 @@ def test_a_build_has_stamps_only_if_asked_for(
         for source in sources:
             plan.compile_cuda(source.relative_to(setup_py.ROOT))
         rules[wish] = plan.lines
-    assert not any("stamps" in line for line in rules["0"])
-    assert sum(" nvcc_stamps " in line for line in rules["1"]) == len(setup_py.STAMPED)
+    assert not any("stamps" in line.lower() for line in rules["0"])
+    assert sum("-DPHOTON_STAMPS" in line for line in rules["1"]) == len(setup_py.STAMPED)
 
 
 def test_the_sources_with_stamps_are_those_that_setup_compiles_for_them(
@@ -73,11 +73,6 @@ def test_stretches_are_told_by_use_and_in_microseconds() -> None:
     assert lines["qkv"]["early"] == [2.0, 2.0]
     assert lines["head"]["late"] == [8.0, 8.0]
     assert [lines["o"][name][0] for name in lab.STRETCHES] == [2.0, 1.0, 4.0, 3.0]
-
-
-def test_too_few_stamps_have_no_clock() -> None:
-    with pytest.raises(BenchmarkError, match="too few stamps"):
-        lab.clocks_per_us([stamp("attention", 0)])
 
 
 def test_a_record_is_as_the_kernels_write_it() -> None:

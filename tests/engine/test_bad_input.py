@@ -20,7 +20,7 @@ from photon_ext.models.layers.block import Block
 from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.loader import load_model
 from photon_ext.models.weights import DecoderWeights, empty_weights
-from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
+from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.simulated import WatchedDevice, engine_on
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
@@ -306,25 +306,6 @@ def test_a_bad_request_is_refused(
 ) -> None:
     with pytest.raises((RequestError, ConfigError), match=message):
         engine.generate([PROMPT, prompt], SamplingParams(**params))
-
-
-@pytest.mark.usefixtures("bystander")
-@pytest.mark.parametrize(
-    ("constraint", "error"),
-    [
-        (from_allowed_ids([]), "the constraint allows nothing"),
-        (from_allowed_ids([{3}, {4}, set()]), "the constraint allows nothing"),
-        (from_callable(lambda tokens: 1 / 0), "ZeroDivisionError"),
-        (from_callable(lambda tokens: [10**6]), "token id 1000000"),
-    ],
-    ids=["nothing", "nothing later", "raises", "beyond the vocabulary"],
-)
-def test_a_faulty_constraint_ends_its_request(
-    engine: Engine, constraint: object, error: str
-) -> None:
-    output = engine.submit(PROMPT, SamplingParams(constraint=constraint)).result(60)
-    assert output.finish_reason == "error"
-    assert error in (output.error or "")
 
 
 @pytest.mark.parametrize(

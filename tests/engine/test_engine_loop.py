@@ -357,21 +357,6 @@ class Brittle:
         words[0] = 0b1110
 
 
-@DEPTHS
-@pytest.mark.parametrize("where", ["advance", "finished"])
-def test_a_constraint_that_raises_while_it_advances_ends_its_own_request(
-    depth: int, where: str
-) -> None:
-    with scripted(depth) as engine:
-        brittle = Brittle("")
-        params = SamplingParams(max_new_tokens=9, constraint=brittle)
-        brittle.where = where
-        bad = engine.submit([1], params).result(20)
-        assert (bad.finish_reason, len(bad.token_ids)) == ("error", 1)
-        assert where in (bad.error or "")
-        assert_alive(engine)
-
-
 def test_a_constraint_object_serves_one_request_at_a_time() -> None:
     params = SamplingParams(max_new_tokens=4, constraint=Brittle(""))
     with scripted() as engine:
@@ -381,24 +366,6 @@ def test_a_constraint_object_serves_one_request_at_a_time() -> None:
         assert len(engine.generate([[2]], params)[0].token_ids) == 4, (
             "it is free again after the first request"
         )
-
-
-@pytest.mark.parametrize("stop", [(), "never"], ids=["the reader's text", "the loop's text"])
-def test_a_tokenizer_that_fails_on_text_ends_that_request_only(stop: str) -> None:
-    class Failing:
-        def push(self, token: int) -> str:
-            raise UnicodeError("no text")
-
-        def flush(self) -> str:
-            raise UnicodeError("no text")
-
-    with scripted() as engine:
-        detokenizer, engine.tokenizer.detokenizer = engine.tokenizer.detokenizer, Failing
-        bad = engine.submit([1], SamplingParams(max_new_tokens=4, stop=stop))
-        assert bad.result(20).finish_reason == "error"
-        engine.tokenizer.detokenizer = detokenizer
-        assert "no text" in (bad.result().error or "")
-        assert_alive(engine)
 
 
 # --- cancels, ends and crashes --------------------------------------------------------------------

@@ -31,7 +31,7 @@ struct SplitShape {
   static constexpr int kSlotBytes = kWarps * kTileBytes;
   // There is room for 96 KiB. What is requested before the kernel before has ended delays what that
   // one waits for: a step of the 0.6B, heads of 128, gains by two steps in the ring for three, and
-  // one of the 1B, heads of 64, loses at 32 tokens (benchmarks/results/log). Of heads of 256 three
+  // one of the 1B, heads of 64, loses at 32 tokens (benchmarks/FINDINGS.md). Of heads of 256 three
   // slots are the least.
   static constexpr int kRingBytes = (kPitch == 16 ? 64 : 96) * 1024;
   static constexpr int kSlots = kRingBytes / kSlotBytes;

@@ -15,7 +15,7 @@
 // sum as the instruction of a warpgroup does, to the bit.
 //
 // The code that a layer runs should fit the SM's instruction caches: beyond 128 KiB each
-// instruction comes from L2, which takes six times as long (benchmarks/lab/instructions.cu). So ops
+// instruction comes from L2, which takes six times as long (benchmarks/FINDINGS.md). So ops
 // that differ little share one kernel, which reads its params to tell them apart.
 //
 // More than 64 tokens that are normalized without a workspace go in groups, a launch each. A group

@@ -1,1 +1,0 @@
-"""A Hugging Face model's decode loop, stage by stage."""

@@ -1,1 +1,0 @@
-"""A plain PyTorch decode loop, stage by stage."""
