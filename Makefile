@@ -17,7 +17,7 @@ CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab \
 # engine at depth 2. Of the models, those tests alone that an emulated kernel can change.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py batch_attention.py batch_linear.py \
 	chunk_attention.py embedding.py errors.py even_attention.py fused_linear.py linear.py \
-	mixed_attention.py mlp.py norm.py opcheck.py filter.py muted_stops.py logprobs.py \
+	mixed_attention.py mlp.py norm.py opcheck.py filter.py minimum_tokens.py logprobs.py \
 	penalties.py lora.py lora_link.py automata.py sample.py split_attention.py step.py)
 EMULATED_MODELS := tests/models/test_decoder_fast.py tests/models/test_decoder_lora.py \
 	tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py \

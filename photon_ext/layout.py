@@ -63,8 +63,7 @@ class RowColumn(IntEnum):
         TOP_K: not above 0 is off.
         TOP_P: the bits of a float32; off unless above 0 and below 1.
         MIN_P: the bits of a float32; off unless above 0 and at most 1.
-        MUTED_UNTIL: the row's stop ids are not sampled while so many tokens or more remain; 0:
-            they always may be.
+        STOP_AFTER: the row's stop ids are suppressed while REMAINING is not below this; 0: never.
         REPETITION_PENALTY: the bits of a float32; 1, or not above 0, is off.
         PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
         BIAS_COUNT: how many leading pairs of the row's biases count.
@@ -91,7 +90,7 @@ class RowColumn(IntEnum):
     TOP_K = 11
     TOP_P = 12
     MIN_P = 13
-    MUTED_UNTIL = 14
+    STOP_AFTER = 14
     REPETITION_PENALTY = 15
     PRESENCE_PENALTY = 16
     FREQUENCY_PENALTY = 17

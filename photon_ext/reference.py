@@ -494,7 +494,7 @@ def sample_into(
         given = logits[index].float().clone()
         stop_ids = _table(tables, DeltaTable.STOP_IDS)
         if stop_ids is not None:
-            logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
+            logits[index, _suppressed_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
         scores = adjusted(logits[index].float(), row, tables)
         candidate = scores > -torch.inf
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
@@ -580,10 +580,10 @@ def _seen(row: int, vocab: int, tables: Sequence[Tensor]) -> Tensor:
     return ((words >> (ids & 31)) & 1 != 0) & (ids < 32 * bits.shape[1])
 
 
-def _muted_stops(state: Tensor, stops: Tensor, vocab: int) -> Tensor:
-    until = int(state[RowColumn.MUTED_UNTIL])
-    muted = 0 < until <= int(state[RowColumn.REMAINING])
-    ids = stops[: max(0, int(state[RowColumn.STOP_COUNT])) if muted else 0].long()
+def _suppressed_stops(state: Tensor, stops: Tensor, vocab: int) -> Tensor:
+    after = int(state[RowColumn.STOP_AFTER])
+    suppressed = 0 < after <= int(state[RowColumn.REMAINING])
+    ids = stops[: max(0, int(state[RowColumn.STOP_COUNT])) if suppressed else 0].long()
     return ids[(ids >= 0) & (ids < vocab)]
 
 

@@ -37,7 +37,7 @@ def row_words(
     words[RowColumn.AUTOMATON], words[RowColumn.AUTOMATON_STATE] = automaton
     words[RowColumn.LORA_SLOT] = lora_slot
     if params.min_tokens > 0:
-        words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
+        words[RowColumn.STOP_AFTER] = params.max_new_tokens - params.min_tokens + 1
     packed = _PACKED.unpack(_PACK.pack(*_VALUES(params)))
     for column, word in zip(_COLUMNS, packed, strict=True):
         words[column] = word

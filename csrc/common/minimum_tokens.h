@@ -1,4 +1,4 @@
-// Stop ids that may not be sampled yet, because the row has a smallest number of tokens.
+// Stop ids are suppressed until a row has its minimum number of tokens.
 #pragma once
 #include <cstdint>
 
@@ -8,11 +8,11 @@
 
 namespace photon {
 
-// How many leading entries of the row's stop_ids those are. The segment is sampled.
-PHOTON_HOST_DEVICE inline int64_t num_muted_stops(const SampleParams& p, const Segment& s) {
+// How many leading entries of the row's stop_ids are suppressed. The segment is sampled.
+PHOTON_HOST_DEVICE inline int64_t num_suppressed_stops(const SampleParams& p, const Segment& s) {
   const int32_t* row = row_words(p.row_state, s.row);
-  const int32_t until = row[kRowMutedUntil];
-  if (until <= 0 || row[kRowRemaining] < until) return 0;
+  const int32_t after = row[kRowStopAfter];
+  if (after <= 0 || row[kRowRemaining] < after) return 0;
   return valid_entries(row[kRowStopCount], p.stop_ids);
 }
 

@@ -94,7 +94,7 @@ struct ApplyTokenMaskParams {
 
 struct SampleParams {
   int32_t* out;              // [num_segments]; -1: nothing sampled
-  void* logits;              // [num_segments, vocab]; muted stop ids become -inf, and what the
+  void* logits;              // [num_segments, vocab]; suppressed stop ids become -inf, and what the
                              // row's automaton forbids
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]

@@ -19,10 +19,10 @@ enum RowColumn : int32_t {
   kRowSeedHigh = 8,
   kRowConstraint = 9,  // RowConstraint
   kRowLoraSlot = 10,
-  kRowTopK = 11,        // not above 0: off
-  kRowTopP = 12,        // float32 bits; off unless in (0, 1)
-  kRowMinP = 13,        // float32 bits; off unless in (0, 1]
-  kRowMutedUntil = 14,  // stop ids are not sampled while so many tokens or more remain; 0: they are
+  kRowTopK = 11,               // not above 0: off
+  kRowTopP = 12,               // float32 bits; off unless in (0, 1)
+  kRowMinP = 13,               // float32 bits; off unless in (0, 1]
+  kRowStopAfter = 14,          // stop ids are suppressed while remaining >= this; 0: never
   kRowRepetitionPenalty = 15,  // float32 bits; 1, or not above 0: off
   kRowPresencePenalty = 16,    // float32 bits; 0: off
   kRowFrequencyPenalty = 17,   // float32 bits; 0: off

@@ -9,7 +9,7 @@
 #include "common/filter.h"
 #include "common/logprobs.h"
 #include "common/mask.h"
-#include "common/muted_stops.h"
+#include "common/minimum_tokens.h"
 #include "common/noise.h"
 #include "common/out_record.h"
 #include "common/penalties.h"
@@ -195,10 +195,10 @@ void put_sampled_logprob(const SampleParams& p, int64_t r, const Logprobs& logpr
   logprobs.put(kLogprobSampled, logit - log_sum);
 }
 
-void mute_stops(const SampleParams& p, int64_t r) {
+void suppress_stops(const SampleParams& p, int64_t r) {
   const Segment s = load_segment(p.segments, r);
   const int32_t* ids = row_words(p.stop_ids, s.row);
-  const int64_t count = num_muted_stops(p, s);
+  const int64_t count = num_suppressed_stops(p, s);
   for (int64_t i = 0; i < count; ++i) {
     if (ids[i] < 0 || ids[i] >= p.vocab) continue;
     const int64_t at = r * p.logits_stride + ids[i];
@@ -267,7 +267,7 @@ void sample(const SampleParams& p) {
   apply_automata(p);
   put_all_top_logprobs(p, false);
   for (int64_t r = 0; r < p.num_segments; ++r) {
-    if (is_due(p, r)) mute_stops(p, r);
+    if (is_due(p, r)) suppress_stops(p, r);
   }
   put_all_top_logprobs(p, true);
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {

@@ -19,11 +19,11 @@ def hopper(request: pytest.FixtureRequest) -> bool:
 
 
 def rows_of(
-    device: str, remaining: list[int], until: int, count: int = 2, **more: int
+    device: str, remaining: list[int], after: int, count: int = 2, **more: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """row_state and segments of rows with so many tokens left and `count` stop ids."""
     columns = {RowColumn[name]: word for name, word in more.items()}
-    columns |= {RowColumn.MUTED_UNTIL: until, RowColumn.STOP_COUNT: count}
+    columns |= {RowColumn.STOP_AFTER: after, RowColumn.STOP_COUNT: count}
     rows = {
         row: {**columns, RowColumn.REMAINING: left, RowColumn.SEED_LOW: row}
         for row, left in enumerate(remaining, start=1)
@@ -42,10 +42,10 @@ def tables_of(state: torch.Tensor, stops: torch.Tensor) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "more", [{}, {"TEMPERATURE": float_bits(1.0)}, {"TEMPERATURE": float_bits(1.0), "TOP_K": 3}]
 )
-def test_stop_ids_are_muted_while_enough_tokens_remain(
+def test_stop_ids_are_suppressed_while_enough_tokens_remain(
     device: str, hopper: bool, dtype: torch.dtype, vocab: int, more: dict[str, int]
 ) -> None:
-    state, segments = rows_of(device, [9, 8, 7, 1], until=8, **more)
+    state, segments = rows_of(device, [9, 8, 7, 1], after=8, **more)
     stops = ints([[2, vocab - 1]] * 5, device)
     logits = in_wider_tokens(randn(4, vocab, dtype=dtype, device=device))
     logits[:, 2], logits[:, vocab - 1] = 50.0, 90.0
@@ -62,18 +62,20 @@ def test_stop_ids_are_muted_while_enough_tokens_remain(
     assert_same_bits(logits[2:], before[2:])
 
 
-def test_without_a_bound_or_without_stop_ids_nothing_is_muted(device: str, hopper: bool) -> None:
+def test_without_a_bound_or_without_stop_ids_nothing_is_suppressed(
+    device: str, hopper: bool
+) -> None:
     logits = torch.tensor([[0.0, 1.0, 5.0, 2.0]], device=device)
     stops = ints([[2, 3]] * 2, device)
-    for until, given in [(0, stops), (-1, stops), (1, None)]:
-        state, segments = rows_of(device, [9], until)
+    for after, given in [(0, stops), (-1, stops), (1, None)]:
+        state, segments = rows_of(device, [9], after)
         tables = None if given is None else tables_of(state, given)
         assert ops.sample(logits, segments, state, hopper=hopper, tables=tables).tolist() == [2]
     assert logits.tolist() == [[0.0, 1.0, 5.0, 2.0]]
 
 
 @pytest.mark.parametrize("count", [-1, 0, 1, 3, 2**31 - 1])
-def test_garbage_among_the_stop_ids_mutes_nothing_else(
+def test_garbage_among_the_stop_ids_suppresses_nothing_else(
     device: str, hopper: bool, count: int
 ) -> None:
     state, segments = rows_of(device, [9], 1, count)
@@ -83,7 +85,7 @@ def test_garbage_among_the_stop_ids_mutes_nothing_else(
     assert found.tolist() == [3 if count >= 1 else 2]
 
 
-def test_a_row_whose_ids_are_all_muted_is_an_error(device: str, hopper: bool) -> None:
+def test_a_row_whose_ids_are_all_suppressed_is_an_error(device: str, hopper: bool) -> None:
     state, segments = rows_of(device, [9, 9], 1)
     stops, errors = ints([[0, 1]] * 3, device), ints([0, 0], device)
     logits = torch.tensor([[1.0, 2.0, -INF], [1.0, 2.0, 0.0]], device=device)

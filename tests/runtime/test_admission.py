@@ -126,7 +126,7 @@ def test_the_words_of_a_row_are_its_parameters_and_its_generation() -> None:
     expected[RowColumn.TOP_P] = float_bits(0.9)
     expected[RowColumn.MIN_P] = float_bits(0.05)
     expected[RowColumn.REPETITION_PENALTY] = float_bits(1.0)
-    expected[RowColumn.MUTED_UNTIL] = 8  # 77 to 8 remain before each of the first 70 tokens
+    expected[RowColumn.STOP_AFTER] = 8  # 77 to 8 remain before each of the first 70 tokens
     assert words == expected
     assert row_words(RowParams(1, seed=0), 2)[RowColumn.CONSTRAINT] == 0
 

@@ -104,7 +104,7 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
         "stop_token_ids": ((7, 8), {"kRowStopCount": 2}),
         "top_k": (40, {"kRowTopK": 40}),
         "top_p": (0.25, {"kRowTopP": float_bits(0.25)}),
-        "min_tokens": (1, {"kRowMutedUntil": 1}),
+        "min_tokens": (1, {"kRowStopAfter": 1}),
         "min_p": (0.5, {"kRowMinP": float_bits(0.5)}),
         "repetition_penalty": (2.0, {"kRowRepetitionPenalty": float_bits(2.0)}),
         "presence_penalty": (0.5, {"kRowPresencePenalty": float_bits(0.5)}),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/ops/test_step.py",
     "tests/ops/test_filter.py",
-    "tests/ops/test_muted_stops.py",
+    "tests/ops/test_minimum_tokens.py",
     "tests/ops/test_penalties.py",
     "tests/ops/test_logprobs.py",
     "tests/ops/test_sample.py",

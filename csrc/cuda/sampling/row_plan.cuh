@@ -2,7 +2,7 @@
 #pragma once
 #include "common/filter.h"
 #include "common/logprobs.h"
-#include "common/muted_stops.h"
+#include "common/minimum_tokens.h"
 #include "common/noise.h"
 #include "common/penalties.h"
 #include "common/segment.h"
@@ -19,7 +19,7 @@ struct RowPlan {
   Adjustment adjustment;
   Logprobs logprobs;
   const int32_t* stop_ids;
-  int64_t num_muted;  // leading stop ids that are not sampled
+  int64_t num_suppressed;  // leading stop ids that are suppressed
 
   __device__ Row<T> row() const { return {logits, vocab}; }
   // The logit that is largest is taken, as it is.
@@ -38,7 +38,7 @@ __device__ __forceinline__ void plan_row(RowPlan<T>& plan, const SampleParams& p
     plan.adjustment = load_adjustment(p, s.row);
     plan.logprobs = load_logprobs(p, r, s);
     plan.stop_ids = row_words(p.stop_ids, s.row);
-    plan.num_muted = num_muted_stops(p, s);
+    plan.num_suppressed = num_suppressed_stops(p, s);
   }
   __syncthreads();
 }

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "common/filter.h"
-#include "common/muted_stops.h"
+#include "common/minimum_tokens.h"
 #include "common/noise.h"
 #include "common/out_record.h"
 #include "common/penalties.h"
@@ -142,11 +142,11 @@ __device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const No
   return best;
 }
 
-// Makes the muted stop ids of the row -inf. The threads of all CTAs of the row call it.
+// Makes the suppressed stop ids of the row -inf. The threads of all CTAs of the row call it.
 template <typename T, int kBlocks>
-__device__ void mute_stops(const RowPlan<T>& plan) {
+__device__ void suppress_stops(const RowPlan<T>& plan) {
   const int part = part_of_row<kBlocks>();
-  for (int64_t i = threadIdx.x; part == 0 && i < plan.num_muted; i += kSampleThreads) {
+  for (int64_t i = threadIdx.x; part == 0 && i < plan.num_suppressed; i += kSampleThreads) {
     const int32_t id = plan.stop_ids[i];
     if (id >= 0 && id < plan.vocab) plan.logits[id] = from_float<T>(-INFINITY);
   }
@@ -184,16 +184,16 @@ __device__ __noinline__ Drawn planned_best() {
   return best_of<HidingRow<T, kBlocks>, kBlocks, Shared>();
 }
 
-// The same of a row that is not plain, or has muted stop ids or asks for log-probabilities. Not
+// The same of a row that is not plain, has suppressed stop ids or asks for log-probabilities. Not
 // inlined, so that others have all registers.
 template <typename T, int kBlocks>
 __device__ __noinline__ Drawn asked_best() {
   using Shared = SampleShared<T, kBlocks>;
   const RowPlan<T>& plan = shared_as<Shared>().plan;
-  const bool has_logprobs = plan.logprobs.out != nullptr, mutes = plan.num_muted > 0;
+  const bool has_logprobs = plan.logprobs.out != nullptr, suppresses = plan.num_suppressed > 0;
   Candidate best;
   if (has_logprobs && !plan.logprobs.processed) best = put_logprobs<T, kBlocks, Shared>();
-  if (mutes) mute_stops<T, kBlocks>(plan);
+  if (suppresses) suppress_stops<T, kBlocks>(plan);
   if (plan.logprobs.processed) put_processed_logprobs<T, kBlocks, Shared>();
   if (!plan.is_plain()) return planned_best<T, kBlocks>();
   if (!has_logprobs || plan.logprobs.processed || mutes)
@@ -225,7 +225,7 @@ __device__ __forceinline__ void sample_segment(const SampleParams& p) {
   const bool is_plain = load_noise(s, p.row_state).greedy() && !adjustment.on();
   const bool asks = load_logprobs(p, r, s).out != nullptr;
   Drawn drawn{{}, false};
-  if (is_plain && !asks && num_muted_stops(p, s) == 0) {
+  if (is_plain && !asks && num_suppressed_stops(p, s) == 0) {
     drawn.best = greedy_best(row, own_vectors<kBlocks>(part));
   } else {
     // What the first look reads is on its way while the row is planned.
