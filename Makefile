@@ -13,21 +13,12 @@ export PROMPT ?= Why is the sky blue?
 CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab \
 	-name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-# What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an
-# engine at depth 2. Of the models, those tests alone that an emulated kernel can change.
+# The ops whose tests run on the CUDA kernels without a GPU, too; those of models and engines that
+# do are marked.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py batch_attention.py batch_linear.py \
 	chunk_attention.py embedding.py errors.py even_attention.py fused_linear.py linear.py \
 	mixed_attention.py mlp.py norm.py opcheck.py filter.py minimum_tokens.py logprobs.py \
 	penalties.py lora.py lora_link.py automata.py sample.py split_attention.py step.py)
-EMULATED_MODELS := tests/models/test_decoder_fast.py tests/models/test_decoder_lora.py \
-	tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py \
-	tests/engine/test_engine_models.py tests/testing/test_conformance.py
-EMULATED_CASES := test_decoder_fast or test_decoder_lora or alone_batched or among_more_rows \
-	or preempted or half or (bitwise and not scaled) or pinned_memory or eager_steps \
-	or sampled_tokens or real_runtime or are_the_ops
-# Sizes that deal work out otherwise where there are 3 or 8 SMs.
-UNEVEN_CASES := any_number or more_tokens_than_a_launch or many_tokens or not_finite \
-	or around_the_groups
 SEEDS ?= 2
 SEARCH ?= 20
 # About half of the time that the tests take; what reads SmolLM2 or transformers is here.
@@ -38,42 +29,47 @@ PTX := $(addprefix tests/test_portable_code.py::,\
 # Engines beside ours, a process each.
 PEERS := tests/benchmarks/test_peers.py
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
+EMULATED_MODELS = $(EMULATED) $(BIN)/python -m pytest -q -m "emulated and not gpu" \
+	tests/models tests/engine tests/runtime tests/testing
 
-.PHONY: demo test test-emulated test-ptx test-peers test-search test-gpu gpu sanitize bench-gpu \
-	build emulator lint format clean
+.PHONY: demo test test-all test-emulated test-ptx test-peers test-search test-gpu gpu sanitize \
+	bench-gpu build emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
 
-# Two processes side by side: one alone leaves half of two cores idle. What the second has said
-# comes after the first. Some tests start a process each: without bytecode, which an environment may
-# have switched off, each of them would compile the modules of torch again.
-test test-emulated: export PYTHONDONTWRITEBYTECODE =
-test test-emulated: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/bytecode
+# Some tests start a process each: without bytecode, which an environment may have switched off,
+# each of them would compile the modules of torch again.
+test test-all test-emulated: export PYTHONDONTWRITEBYTECODE =
+test test-all test-emulated: export PYTHONPYCACHEPREFIX = $(CURDIR)/build/bytecode
 # glibc keeps the memory of large tensors: to get its pages anew took a quarter of some tests' time.
-test test-emulated: export MALLOC_MMAP_MAX_ = 0
-test test-emulated: export MALLOC_TRIM_THRESHOLD_ = 4000000000
+test test-all test-emulated: export MALLOC_MMAP_MAX_ = 0
+test test-all test-emulated: export MALLOC_TRIM_THRESHOLD_ = 4000000000
 test: build emulator
-	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider $(BESIDE) --ignore=$(PEERS) \
-	  > build/beside.log 2>&1 & \
-	beside=$$!; status=0; \
-	$(BIN)/python -m pytest -m "not gpu" $(addprefix --ignore=,$(BESIDE)) --deselect $(PTX) \
-	  || status=$$?; \
-	wait $$beside || status=$$?; cat build/beside.log; exit $$status
+	@.ci/test $(BIN)/python $(BESIDE) --ignore=$(PEERS) \
+	  -- $(addprefix --ignore=,$(BESIDE)) --deselect $(PTX)
 
-# Of the fused linears, which have many cases, bfloat16 alone. Seed 0 is round robin, any other
+# What `make test` leaves out and a change should pass: few of the cases of ops that it leaves to
+# `make test-emulated`, what reads the compiler's PTX, and the engines beside ours.
+test-all: emulator
+	$(EMULATED) $(BIN)/python -m pytest -q --few $(EMULATED_OPS) \
+	  -m "not gpu and emulated_later and not emulated_once"
+	$(EMULATED_MODELS)
+	$(BIN)/python -m pytest -q $(PTX)
+	$(BIN)/python -m pytest -q -m "not gpu" $(PEERS)
+
+# The marks of tests choose among them: see pyproject.toml. Seed 0 is round robin, any other
 # number a random order of threads: make test-emulated SEEDS="0 1 2 3".
 test-emulated: emulator
 	for seed in $(SEEDS); do \
-	  $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q -m "not gpu" \
-	  $(EMULATED_OPS) -k "not test_cpu_results and \
-	  not (test_fused_linear and (torch.float16 or torch.float32))" || exit 1; \
+	  $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q \
+	  -m "not gpu and not emulated_once" $(EMULATED_OPS) || exit 1; \
 	done
 	for count in 3 8; do \
-	  $(EMULATED) PHOTON_EMULATOR_SMS=$$count $(BIN)/python -m pytest -q -m "not gpu" \
-	  tests/ops/test_fused_linear.py -k "$(UNEVEN_CASES)" || exit 1; \
+	  $(EMULATED) PHOTON_EMULATOR_SMS=$$count $(BIN)/python -m pytest -q \
+	  -m "not gpu and uneven" tests/ops/test_fused_linear.py || exit 1; \
 	done
-	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) -k "$(EMULATED_CASES)"
+	$(EMULATED_MODELS)
 
 test-ptx: build
 	$(BIN)/python -m pytest -q $(PTX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 import photon_ext
+from tests.durations import MOST_S, Durations
 from tests.few_cases import Case, few
 from tests.sanitizer.selection import selected, shard
 
@@ -42,12 +44,16 @@ OPTIONAL_PACKAGES = (
 # times as many examples of a search: make test-search
 EXAMPLES = int(os.environ.get("PHOTON_EXAMPLES", "1"))
 MISSING = {name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is None}
+# Marks that may name values of parameters: then they hold for the cases with one of these values.
+BY_VALUE = ("emulated_later", "emulated_once", "six_sms", "uneven")
 SKIPPED_FILES: dict[str, set[str]] = {}  # test file -> missing packages that it imports
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """What is imported and collected stays: to look for garbage in it took a fifth of the time."""
     gc.disable()
+    emulated = "PHOTON_OPS_LIBRARY" in os.environ  # where everything is slow
+    config.pluginmanager.register(Durations(math.inf if emulated else MOST_S))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -169,6 +175,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of each test function few cases, in which every value of every parameter occurs",
     )
     parser.addoption("--shard", metavar="NUMBER/COUNT", help="one of so many parts of the tests")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Takes off the marks that are for other values of the parameters than this case has."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for mark in list(item.own_markers):
+        if mark.name in BY_VALUE and mark.kwargs:
+            if unknown := mark.kwargs.keys() - given.keys():
+                raise pytest.UsageError(f"{item.nodeid}: {mark.name} names {sorted(unknown)}")
+            if not any(given[name] in values for name, values in mark.kwargs.items()):
+                item.own_markers.remove(mark)
 
 
 @pytest.hookimpl(trylast=True)  # of what -m and -k have left

@@ -40,7 +40,7 @@ OTHERS = (
     "step",
 )
 
-PYTEST = ("-m", "pytest", "-q", "-x", "--few", "-p", "no:cacheprovider", "-m", "not gpu")
+PYTEST = ("-m", "pytest", "-q", "-x", "--few", "-p", "no:cacheprovider")
 
 
 def run(library: Path, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,46 +54,33 @@ def run_tests(library: Path, *arguments: str, **environment: str) -> CompletedTe
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
 
 
-# What runs beside the other tests: files, choice of tests, and, besides a random order, variables;
-# of each test few cases that hold every value. `make test-emulated` runs all the others of these
-# ops, but of "compute capability 8.0" and "six sms", and more of the models.
+# What runs beside the other tests: files or tests, which of their marks count, and, besides a
+# random order, variables; of each test few cases that hold every value. What is marked
+# emulated_later, and more of the models, is left to `make test-emulated`, which runs all the others
+# of these ops, too, but of "compute capability 8.0" and "six sms".
+NOT_LATER = "not emulated_later"
+DECODER = "models/test_decoder_fast.py::test"
 RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
-    "attentions": (
-        tuple(f"ops/test_{family}" for family in ATTENTIONS),
-        "not (in_one_run and (256 or 96 or 24-2-128 or 8-4-128 or 10-2-64)) and "
-        "not (however_many_blocks and (256 or 96 or 24-2-128 or 8-4-128 or 12-1-64)) and "
-        "not (more_tokens_than_lanes and (not 6-2-64 or nearly or some or apart or one)) and "
-        "not (many_tokens_are_near and (wide or rows or heads)) and "
-        "not (a_batch_is_near and (wide or rows or long-2))",
-        {},
-    ),
-    "other ops": (
-        tuple(f"ops/test_{family}" for family in OTHERS),
-        "(not test_fused_linear or counts or strided or as_near or more_columns) and not "
-        "(around_the_groups and (264-576 or 80-1088 or 120-1088 or 320-64)) and not "
-        "(many_tokens_at and 40-1088) and not (more_columns_than_a_norm and 17408) and not "
-        "(outputs_of_many_columns and 16384) and not "
-        "(test_batch_linear and (264-576 or 130 or portable or (whatever_others and 3200))) and "
-        "not draws_from_the_softmax",
-        {},
-    ),
+    "attentions": (tuple(f"ops/test_{family}.py" for family in ATTENTIONS), NOT_LATER, {}),
+    "other ops": (tuple(f"ops/test_{family}.py" for family in OTHERS), NOT_LATER, {}),
     "chunks": (
-        ("ops/test_chunk_attention", "models/test_decoder_fast"),
-        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole or fills) and "
-        "(96 or 128 or 256)) and not (rides_along and all) and "
-        "not (of_every_layout and (96 or 128))) or (as_near and tied) or in_a_mixed_step",
+        (
+            "ops/test_chunk_attention.py",
+            f"{DECODER}_as_near_to_float32_as_op_by_op",
+            f"{DECODER}_a_token_has_the_same_bits_in_a_mixed_step",
+        ),
+        NOT_LATER,
         {},
     ),
     # Two passes of an exchange, by one cluster.
-    "six sms": (
-        ("ops/test_fused_linear",),
-        "not_finite or (around_the_groups and 120-1088)",
-        {"PHOTON_EMULATOR_SMS": "6"},
-    ),
+    "six sms": (("ops/test_fused_linear.py",), "six_sms", {"PHOTON_EMULATOR_SMS": "6"}),
     # No cluster and no early launch is allowed there.
     "compute capability 8.0": (
-        ("ops/test_step", "ops/test_embedding", "ops/test_sample", "models/test_decoder_fast"),
-        "(not test_decoder_fast or steps_repeat) and not draws_from_the_softmax",
+        (
+            *("ops/test_step.py", "ops/test_embedding.py", "ops/test_sample.py"),
+            f"{DECODER}_steps_repeat_to_the_bit",
+        ),
+        NOT_LATER,
         {"PHOTON_EMULATOR_COMPUTE_CAPABILITY": "8.0"},
     ),
 }
@@ -109,15 +96,16 @@ def runs(emulated: Path) -> Iterator[dict[str, Future[CompletedTests]]]:
             name: pool.submit(
                 run_tests,
                 emulated / "_ops.abi3.so",
-                *(f"tests/{file}.py" for file in files),
-                "-k",
-                chosen,
+                *(f"tests/{file}" for file in files),
+                "-m",
+                f"not gpu and ({marks})",
                 **{"PHOTON_EMULATOR_SEED": "1", **variables},
             )
-            for name, (files, chosen, variables) in RUNS.items()
+            for name, (files, marks, variables) in RUNS.items()
         }
 
 
+@pytest.mark.slow("it waits for the emulated kernels, which run beside the other tests")
 @pytest.mark.parametrize(
     ("name", "least"),
     [

@@ -47,6 +47,7 @@ def engine_on(device: str, depth: int, **changes: Any) -> Engine:
     return Engine.from_weights(CONFIG, weights, depth=depth, **{**options, **changes})
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("device", DEVICES)
 def test_tokens_are_the_same_alone_batched_and_at_both_depths(device: str) -> None:
     prompts = [prompt_of(length, CONFIG.vocab) for length in (1, 9, 33, 20, 47)]
@@ -68,6 +69,7 @@ def test_tokens_are_the_same_alone_batched_and_at_both_depths(device: str) -> No
     assert len({tokens[-4:] for tokens in runs[0]}) > 1
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("device", DEVICES)
 def test_tokens_are_the_same_alone_and_among_more_rows_than_a_launch_takes(device: str) -> None:
     """And with another chunk: prompts of 67 tokens go in one step of two launches, or in two
@@ -88,6 +90,7 @@ def test_tokens_are_the_same_alone_and_among_more_rows_than_a_launch_takes(devic
             assert alone.token_ids == together[row], row
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("device", DEVICES)
 def test_tokens_are_the_same_preempted_and_behind_cached_prompts(device: str) -> None:
     """Prompts begin alike in pairs, and 10 pages are less than half of what all need."""

@@ -106,6 +106,7 @@ def test_greedy_tokens_equal_transformers_alone_and_batched_at_both_depths(
     check_greedy(name, seed, tmp_path, "cpu")
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("graph", [True, False])
 def test_eager_steps_and_graphs_agree(graph: bool, tmp_path: Path) -> None:
     model = saved_tiny_model("qwen3-tied", tmp_path)
@@ -115,6 +116,7 @@ def test_eager_steps_and_graphs_agree(graph: bool, tmp_path: Path) -> None:
     assert list(output.token_ids) == greedy_ids(model, prompt, NEW)
 
 
+@pytest.mark.emulated
 @DEPTHS
 def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(depth: int, tmp_path: Path) -> None:
     saved_tiny_model("llama-plain", tmp_path)

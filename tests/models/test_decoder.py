@@ -63,6 +63,7 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits[0], expected[position], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama-6-2-24-tied", "qwen3-6-3-24"])
 def test_half_precision_is_as_near_to_float32_as_transformers(
@@ -78,6 +79,7 @@ def test_half_precision_is_as_near_to_float32_as_transformers(
     assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name", TINY)
 def test_chunks_equal_one_shot_bitwise(name: str, tmp_path: Path) -> None:
     _, harness = loaded(name, tmp_path)
@@ -93,6 +95,7 @@ def test_chunks_equal_one_shot_bitwise(name: str, tmp_path: Path) -> None:
         assert torch.equal(harness.decode([2], [23], [9]), next_whole)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name", TINY)
 def test_rows_do_not_depend_on_their_batch_bitwise(name: str, tmp_path: Path) -> None:
     _, harness = loaded(name, tmp_path)
@@ -114,6 +117,7 @@ def test_rows_do_not_depend_on_their_batch_bitwise(name: str, tmp_path: Path) ->
         assert torch.equal(together, alone)
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("name", TINY)
 def test_a_mixed_step_gives_the_logits_and_keys_of_separate_steps_bitwise(
     name: str, tmp_path: Path

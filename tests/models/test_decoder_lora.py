@@ -13,6 +13,7 @@ from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from tests.models.harness import DEAD, Chunk, Harness
 
+pytestmark = pytest.mark.emulated
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # widths that the Hopper kernels take, and a query part that is no multiple of the others
 CONFIG = ModelConfig(Family.QWEN3, 192, 2, 6, 2, 64, 320, 131, tied_embeddings=True)

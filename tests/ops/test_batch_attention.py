@@ -49,6 +49,7 @@ def near_each(actual: Tensor, expected: Tensor) -> None:
     assert (errors <= BOUNDS[BF16] * sizes).all(), (errors / sizes).max()
 
 
+@pytest.mark.emulated_later(kind=("rows", "wide pages"))
 @pytest.mark.parametrize(
     ("kind", "group"), [*((kind, 2) for kind in KINDS), ("short", 1), ("short", 3), ("long", 4)]
 )

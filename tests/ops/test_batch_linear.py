@@ -114,6 +114,7 @@ def assert_same(actual: Results, expected: Results) -> None:
         assert_same_bits(one, other)
 
 
+@pytest.mark.emulated_later(n=(264,), num_tokens=(130,))
 @pytest.mark.parametrize("num_tokens", [1, 33, 64, 65, 100, 128, 130])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -141,6 +142,7 @@ def test_shapes_of_models(num_tokens: int, n: int, k: int) -> None:
     assert_near(run(o), exact(o))
 
 
+@pytest.mark.emulated_later(n=(3200,))
 @pytest.mark.parametrize("num_tokens", [64, 100])
 @pytest.mark.parametrize(("n", "k"), [(72, 320), *WIDE])
 def test_a_token_has_the_same_bits_whatever_others_are(
@@ -160,6 +162,7 @@ def test_a_token_has_the_same_bits_whatever_others_are(
     assert_same(run(o), first)
 
 
+@pytest.mark.emulated_later(num_tokens=(130,))
 @pytest.mark.parametrize("num_tokens", [64, 130])
 @pytest.mark.parametrize(("n", "k"), [(72, 320), (40, 64)])
 @pytest.mark.parametrize("hopper", [False, True])
@@ -190,6 +193,7 @@ def test_strided_tokens_leave_the_gaps_alone(device: str, gap: int, hopper: bool
         assert int(buffer.isnan().sum()) == num_tokens * gap
 
 
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", [0, 1, 9, 33])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (7, 40), (100, 577)])
@@ -210,6 +214,7 @@ def test_the_portable_bits_are_those_of_the_separate_ops(
     assert_same(run(o, hopper=True), separate)  # none of the shapes fits
 
 
+@pytest.mark.emulated_later
 @pytest.mark.parametrize(("n", "k"), [(72, 72), (36, 64)])
 def test_sizes_that_no_hopper_kernel_takes_have_the_portable_bits(
     device: str, n: int, k: int
@@ -218,6 +223,7 @@ def test_sizes_that_no_hopper_kernel_takes_have_the_portable_bits(
     assert_same(run(o), run(o, hopper=False))
 
 
+@pytest.mark.emulated_later
 def test_without_a_workspace_the_portable_kernels_add_to_the_residual(device: str) -> None:
     o = operands(65, 72, 64, device)
     actual, portable = run(o, has_workspace=False), run(o, hopper=False)
@@ -225,6 +231,7 @@ def test_without_a_workspace_the_portable_kernels_add_to_the_residual(device: st
     assert_same_bits(actual.normed, portable.normed)
 
 
+@pytest.mark.emulated_later(n=(16384,))
 @pytest.mark.parametrize("n", [4104, 16384])
 def test_outputs_of_many_columns_are_normalized_by_fewer_threads(device: str, n: int) -> None:
     o = operands(3, n, 64, device, with_bias=n == 4104)

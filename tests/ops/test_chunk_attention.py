@@ -142,6 +142,7 @@ def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> N
     check_near_the_reference(spans, 4, 2, 64, device, 16)
 
 
+@pytest.mark.emulated_later(head_dim=(96, 128, 256))
 @pytest.mark.parametrize("sms", [4, 1000])
 @pytest.mark.parametrize("context", [200, WHOLE_KEYS - 40, 1780])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -233,6 +234,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
     )
 
 
+@pytest.mark.emulated_later(head_dim=(96, 128, 256))
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(
     device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
@@ -279,6 +281,7 @@ def test_a_long_context_has_the_same_parts_in_every_step(
     )
 
 
+@pytest.mark.emulated_later(head_dim=(96, 128, 256), context=(1100,))
 @pytest.mark.parametrize("context", [WHOLE_KEYS - 40, 1100], ids=["some cut", "all cut"])
 @pytest.mark.parametrize("num_tokens", [23, 90])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -463,6 +466,7 @@ def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page
     assert_same_bits(by_size[1], by_size[0])
 
 
+@pytest.mark.emulated_later(head_dim=(96, 128))
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_pages_of_every_layout_have_the_same_bits(device: str, head_dim: int) -> None:
     """Heads outside of a page's tokens, inside of them, and keys other than values. A page in the

@@ -33,6 +33,7 @@ ALIGNED = [(64, 64), (8, 1088), (72, 320), (21, 192), (264, 576)]
 
 # For the groups of tokens: few tiles, which 17 tokens share out; the same where two parts of the
 # columns exchange sums; many tiles; and with six sms two passes of an exchange.
+NOT_BFLOAT16 = (torch.float32, torch.float16)
 GROUPED = [(72, 320), (80, 1088), (264, 576), (120, 1088)]
 
 
@@ -143,6 +144,8 @@ def assert_same_results(actual: Results, expected: Results) -> None:
         assert_same_bits(one, other)
 
 
+@pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 5, 8, 9, 33])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
@@ -154,6 +157,8 @@ def test_the_bits_are_those_of_the_separate_ops(
     assert_same_results(fused(o), separate(o))
 
 
+@pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("num_tokens", "n", "k"),
@@ -166,6 +171,8 @@ def test_tokens_longer_than_shared_memory_and_more_rows_than_the_gpu_holds(
     assert_same_results(fused(o), separate(o))
 
 
+@pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_tokens", [0, 1, 3, 8, 12, 21, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(7, 61), (100, 577), *ALIGNED])
@@ -179,12 +186,15 @@ def test_results_are_near_the_float64_reference(
         assert_close(actual, expected, slack=2)
 
 
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("k", [8, 72, 104, 577])
 def test_widths_that_no_fast_kernel_takes_have_the_portable_bits(device: str, k: int) -> None:
     o = operands(9, 40, k, torch.bfloat16, device)
     assert_same_results(fused(o, hopper=True), fused(o, hopper=False))
 
 
+@pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(33, 61), *ALIGNED])
 @pytest.mark.parametrize("hopper", [False, True])
@@ -204,6 +214,8 @@ def test_a_token_has_the_same_bits_in_every_batch_and_every_run(
         assert_same_bits(one[9], other[9])
 
 
+@pytest.mark.uneven
+@pytest.mark.emulated_later
 @pytest.mark.parametrize(("n", "k"), [(8, 1088), *GROUPED])
 def test_any_number_of_tokens_has_the_bits_of_each_alone(device: str, n: int, k: int) -> None:
     o = operands(64, n, k, torch.bfloat16, device)
@@ -228,6 +240,7 @@ def test_blocks_with_room_for_one_stage_of_weights_have_the_same_bits(n: int, k:
     assert_same_results(fused(o, hopper=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
 
 
+@pytest.mark.emulated_later(k=(17408,))
 @pytest.mark.parametrize("k", [16448, 17408])
 def test_more_columns_than_a_norm_takes_where_a_residual_is_added(device: str, k: int) -> None:
     """Qwen3-14B's down projection has 17,408: wider than any that is normalized."""
@@ -258,6 +271,7 @@ def check_near_and_the_same_in_batches(o: Operands, batches: tuple[int, ...]) ->
         assert_same_results(alone, Results(*(one[:num_tokens] for one in together)))
 
 
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("n", [8, 40])
 def test_few_tiles_of_many_columns(device: str, n: int) -> None:
     """Beyond 2,048 columns up to 8 tokens have the same kernel whether a block's tiles are few
@@ -275,6 +289,9 @@ def test_more_tiles_than_a_pass_takes(n: int, k: int) -> None:
     check_near_and_the_same_in_batches(operands(9, n, k, torch.bfloat16, "cuda"), (1, 8))
 
 
+@pytest.mark.uneven
+@pytest.mark.six_sms
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("num_tokens", [1, 9, 32, 64])
 def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, num_tokens: int) -> None:
     """Not even beside columns that another block multiplies does it meet a zero."""
@@ -286,6 +303,9 @@ def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, num_to
         torch.testing.assert_close(one, other[:num_tokens], rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.uneven
+@pytest.mark.six_sms(n=(120,))
+@pytest.mark.emulated_later(n=(80, 120, 264), num_tokens=(64,))
 @pytest.mark.parametrize("num_tokens", [32, 33, 64])
 @pytest.mark.parametrize(("n", "k"), GROUPED)
 def test_counts_around_the_groups_of_tokens(device: str, num_tokens: int, n: int, k: int) -> None:
@@ -298,6 +318,7 @@ def test_counts_around_the_groups_of_tokens(device: str, num_tokens: int, n: int
         )
 
 
+@pytest.mark.uneven
 @pytest.mark.parametrize("num_tokens", [65, 100, 130])
 @pytest.mark.parametrize(("n", "k"), [(72, 320), (8, 1088)])
 def test_more_tokens_than_a_launch_takes_have_the_bits_of_fewer_at_any_counts(
@@ -336,6 +357,8 @@ def in_groups(o: Operands, most: int = 64) -> Results:
 TALL = [(72, 320), (21, 192), (264, 576), (8, 1088), (120, 1088), (200, 64)]
 
 
+@pytest.mark.uneven
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("num_tokens", [65, 128, 129, 200, 300])
 @pytest.mark.parametrize(("n", "k"), TALL)
 def test_many_tokens_have_the_bits_of_few(device: str, num_tokens: int, n: int, k: int) -> None:
@@ -346,6 +369,8 @@ def test_many_tokens_have_the_bits_of_few(device: str, num_tokens: int, n: int, 
         assert_close(one, other, slack=2)
 
 
+@pytest.mark.uneven
+@pytest.mark.emulated_later(n=(40,))
 @pytest.mark.parametrize("num_tokens", [129, 300])
 @pytest.mark.parametrize(("n", "k"), [(72, 320), (40, 1088)])
 def test_many_tokens_at_any_counts(device: str, num_tokens: int, n: int, k: int) -> None:
@@ -388,6 +413,9 @@ def test_many_tokens_of_the_models_have_the_bits_of_few(num_tokens: int, n: int,
     assert_same_results(fused(o, hopper=True, workspace=workspace_for(o)), in_groups(o))
 
 
+@pytest.mark.uneven
+@pytest.mark.six_sms
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("num_tokens", [65, 130])
 def test_many_tokens_that_are_not_finite(device: str, num_tokens: int) -> None:
     o = operands(num_tokens, 24, 1088, torch.bfloat16, device)
@@ -407,6 +435,7 @@ def test_strided_tokens_of_several_launches_leave_the_gaps_alone(device: str, ga
         assert int(one.as_strided((130, 72 + gap), (72 + gap, 1), 0).isnan().sum()) == 130 * gap
 
 
+@pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("counts", [-1, 0, 1, 4, 5, 99])
 @pytest.mark.parametrize("hopper", [False, True])
@@ -419,6 +448,7 @@ def test_counts_computes_the_leading_tokens_only(
     )
 
 
+@pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(21, 40), (21, 192), (72, 192)])
 @pytest.mark.parametrize("gap", [5, 16])  # 16: tokens stay aligned
@@ -437,6 +467,7 @@ def test_strided_tokens_leave_the_gaps_alone(
         assert_same_results(actual, dense)
 
 
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("counts", [None, 2])
 def test_the_reference_writes_what_the_ops_write(device: str, counts: int | None) -> None:
     o = operands(3, 10, 24, torch.float32, device)
@@ -459,6 +490,7 @@ def test_the_reference_writes_what_the_ops_write(device: str, counts: int | None
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
+@pytest.mark.emulated_later
 @pytest.mark.parametrize("hopper", [False, True])
 def test_the_functionals_have_the_bits_of_the_ops(device: str, hopper: bool) -> None:
     o = operands(3, 10, 24, torch.float32, device)
@@ -472,6 +504,7 @@ def test_the_functionals_have_the_bits_of_the_ops(device: str, hopper: bool) -> 
     )
 
 
+@pytest.mark.emulated_later
 def test_large_values_do_not_overflow_float16(device: str) -> None:
     """The normalized tokens are near 1 however large x is."""
     o = operands(2, 16, 64, torch.float16, device)
@@ -481,6 +514,8 @@ def test_large_values_do_not_overflow_float16(device: str) -> None:
     assert_close(fused(o).norm_swiglu, exact(ones).norm_swiglu, slack=2)
 
 
+@pytest.mark.emulated_once
+@pytest.mark.emulated_later
 def test_cpu_results_depend_neither_on_the_number_of_threads_nor_on_fast() -> None:
     o = operands(5, 900, 576, torch.bfloat16, "cpu")
     before = num_threads()

@@ -78,6 +78,7 @@ def test_a_token_alone_has_the_bits_it_has_in_a_batch(
         assert_same_bits(pieces, together)
 
 
+@pytest.mark.emulated_once
 def test_cpu_results_do_not_depend_on_the_number_of_threads() -> None:
     x = randn(5, 576, dtype=torch.float32, device="cpu")
     weight = randn(900, 576, dtype=torch.float32, device="cpu", seed=1)

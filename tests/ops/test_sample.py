@@ -217,6 +217,7 @@ def test_the_only_candidate_is_found(
     assert errors.tolist() == [0] * len(ids) + [int(RecordFlag.NO_CANDIDATE)]
 
 
+@pytest.mark.emulated_later
 def test_temperature_draws_from_the_softmax(device: str) -> None:
     """Frequencies over 4,000 positions against exp(logit / t): the sum of squared errors in
     units of variance (chi-square, 4 degrees).

@@ -324,6 +324,7 @@ def test_a_token_has_the_same_bits_in_every_batch(
         assert_same_bits(step.run(at), together[at.to(device)])
 
 
+@pytest.mark.emulated_later(q_heads=(24,), head_dim=(64, 96, 256))
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"),
     [(4, 2, 128), (10, 2, 64), (3, 1, 96), (24, 2, 128), (4, 2, 256)],
@@ -344,6 +345,7 @@ def test_a_token_has_the_same_bits_in_one_run_and_in_several(
             assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
 
+@pytest.mark.emulated_later(q_heads=(12,), head_dim=(96, 128, 256))
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"),
     [(8, 4, 128), (8, 2, 64), (8, 1, 96), (12, 1, 64), (24, 2, 128), (4, 1, 256)],
@@ -390,6 +392,9 @@ MIDDLE_LENGTHS = {
 }
 
 
+@pytest.mark.emulated_later(
+    kind=("equal, some dead", "nearly equal", "apart", "one long"), q_heads=(2, 4, 10)
+)
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"), [(4, 2, 128), (6, 2, 64), (2, 1, 96), (10, 1, 256)]
 )
@@ -469,6 +474,7 @@ def many(device: str, kind: str, group: int, seed: int = 0) -> Decode:
     return step
 
 
+@pytest.mark.emulated_later(kind=("heads side by side", "wide pages", "rows"))
 @pytest.mark.parametrize("group", [1, 2, 3, 4])
 @pytest.mark.parametrize("kind", ["short", "long", "heads side by side", "wide pages", "rows"])
 def test_many_tokens_are_near_the_reference_and_have_the_bits_of_few(

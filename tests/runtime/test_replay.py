@@ -96,6 +96,7 @@ def test_hazard_20_and_i10_every_graph_serves_every_length(
         assert tokens_of(captured, lengths, MAX_LEN, constrained) == expected
 
 
+@pytest.mark.emulated
 @DEVICES
 @pytest.mark.parametrize("graph", [True, False])
 def test_hazard_1_pinned_memory_of_a_free_slot_may_hold_anything(

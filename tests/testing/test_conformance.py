@@ -46,6 +46,7 @@ def follow(tokens: tuple[int, ...]) -> set[int]:
     return {len(tokens), 16 + len(tokens)}
 
 
+@pytest.mark.emulated
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_same_driver_gives_the_same_on_the_real_runtime(depth: int, constrained: bool) -> None:
