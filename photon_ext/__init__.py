@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from photon_ext.errors import (
         CaptureError,
+        CompilerBusy,
         ConfigError,
         DeviceError,
         EngineDeadError,
@@ -78,6 +79,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "CaptureError": "photon_ext.errors",
     "Chunk": "photon_ext.runtime",
+    "CompilerBusy": "photon_ext.errors",
     "ConfigError": "photon_ext.errors",
     "Constraint": "photon_ext.sampling",
     "DecodeSlot": "photon_ext._C",
@@ -123,6 +125,7 @@ _MODULES = ("ops", "observe", "reference", "runtime", "sampling")
 __all__ = [
     "CaptureError",
     "Chunk",
+    "CompilerBusy",
     "ConfigError",
     "Constraint",
     "DecodeSlot",

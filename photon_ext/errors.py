@@ -31,6 +31,10 @@ class QueueFull(RequestError):
     """As many requests run and wait as the engine takes (`max_waiting`): try again later."""
 
 
+class CompilerBusy(RequestError):
+    """The form of an answer cannot be compiled now, or is not compiled yet: try again later."""
+
+
 class ModelError(PhotonError, ValueError):
     """A model file is missing, damaged, foreign, or of an unsupported architecture."""
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from photon_ext.engine.deep_thread import DEADLINE_S, run_deep
+from photon_ext.engine.deep_thread import DeepThread
 from photon_ext.engine.vocabulary import Vocabulary
-from photon_ext.errors import RequestError, describe, shown
+from photon_ext.errors import CompilerBusy, RequestError, describe, shown
 from photon_ext.sampling.byte_automaton import AutomatonLimits, byte_automaton
 from photon_ext.sampling.grammar import Grammar, GrammarKind, grammar_pattern
 from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_text
-from photon_ext.sampling.pattern import NotRegular
+from photon_ext.sampling.lark import is_lark, with_names
+from photon_ext.sampling.pattern import NotRegular, TooSlow
 from photon_ext.sampling.token_automaton import TokenAutomaton
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+# What passes the bounds of sampling/grammar_bounds.py takes 0.3 s.
+_DEADLINE_S = 3.0
+# An automaton that was not made in time because others were at work is tried again after this.
+_RETRY_S = 30.0
 # States of an automaton, of all answers that share it, about 0.5 kB each. An answer of 1,500 random
 # tokens to a regular expression that was made to have many has 100,000.
 _MOST_STATES = 100_000
@@ -33,8 +40,6 @@ _LEXER_FUEL = 200_000
 _TOO_LARGE = ("lexer precomputation failed", "too many expressions", "initial lexer configuration")
 # Then it is compiled anew, which lets go of the states that long answers have left behind.
 _MOST_STARTS = 1000
-# Of a grammar: texts, expressions and comments, which are passed over; group 1: a name in <>.
-_LITERAL_OR_NAME = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//.*|(<[^<>\s]+>)')
 # Without a bound a small model fills its answer with line ends.
 _WHITESPACE = r"[ \t\r\n]{1,16}"
 
@@ -56,39 +61,59 @@ class CompiledGrammar:
         self._what = f"{grammar.kind.value} {shown(grammar.text)}"
         self._mask_bytes = -(-vocabulary.library.vocab_size // 32) * 4
         self._lock = threading.Lock()
-        self._template: LLMatcher | None = None
-        self._fault: str | None = None
+        self._thread: DeepThread[LLMatcher | str] | None = None
         self._starts = 0
         self._automaton: TokenAutomaton | str | None = None
+        self._retry_at = math.inf  # on time.monotonic
 
     def start(self) -> GrammarConstraint:
-        """The constraint of one request, at its start. Raises RequestError: it was refused."""
-        with self._lock:
-            if self._fault is None and self._template is None:
-                self._compile()
-            if self._fault is not None or self._template is None:
-                raise RequestError(str(self._fault))
-            self._starts += 1
-            self.spent = self.spent or self._starts >= _MOST_STARTS
-            return self._constraint(self._template.deep_copy())
-
-    def automaton(self, limits: AutomatonLimits) -> TokenAutomaton:
-        """The grammar as an automaton for the device. Raises RequestError: it was refused;
-        NotRegular: the device does not take it, and why.
+        """The constraint of one request, at its start. Raises RequestError: it was refused;
+        CompilerBusy: it was not compiled this time.
         """
         with self._lock:
-            if self._fault is None and self._template is None:
-                self._compile()
-            if self._fault is not None or self._template is None:
-                raise RequestError(str(self._fault))
-            if self._automaton is None:
-                self._automaton = self._made_automaton(self._template.deep_copy(), limits)
+            matcher = self._matcher()
+            self._starts += 1
+            self.spent = self.spent or self._starts >= _MOST_STARTS
+            return self._constraint(matcher)
+
+    def automaton(self, limits: AutomatonLimits) -> TokenAutomaton:
+        """The grammar as an automaton for the device. Raises as `start`, and NotRegular: the device
+        does not take it, and why.
+        """
+        with self._lock:
+            matcher = self._matcher()
+            if self._automaton is None or time.monotonic() > self._retry_at:
+                self._automaton = self._made_automaton(matcher, limits)
             if isinstance(self._automaton, str):
                 raise NotRegular(self._automaton)
             return self._automaton
 
+    def _matcher(self) -> LLMatcher:
+        """The grammar's, at the start of an answer."""
+        if self._thread is None:
+            self._thread, seconds = self._started(), _DEADLINE_S
+        else:
+            seconds = 0.0  # those that ask again do not wait again
+        if not self._thread.ended(seconds):
+            raise CompilerBusy(
+                f"{self._what} is refused: it takes more than {_DEADLINE_S:.0f} s to compile; ask "
+                "again later, or make it simpler"
+            )
+        made = self._thread.made
+        if made is None or isinstance(made, str):
+            why = made or "its compilation failed"
+            raise RequestError(f"{self._what} is refused: {why}; change what is named there")
+        return made.deep_copy()
+
+    def _started(self) -> DeepThread[LLMatcher | str]:
+        try:
+            return DeepThread(partial(_compiled, self._grammar, self._vocabulary))
+        except CompilerBusy as error:
+            raise CompilerBusy(f"{self._what} cannot be compiled now: {error}") from error
+
     def _made_automaton(self, matcher: LLMatcher, limits: AutomatonLimits) -> TokenAutomaton | str:
         tokens, folder = self._vocabulary.tokens, self._vocabulary.folder
+        self._retry_at, begin = math.inf, time.thread_time()
         try:
             kept = None if folder is None else folder.load(self._grammar, tokens, limits)
             if kept is not None:
@@ -96,6 +121,10 @@ class CompiledGrammar:
             deadline = time.monotonic() + limits.seconds
             automaton = byte_automaton(grammar_pattern(self._grammar), limits, deadline)
             made = TokenAutomaton(automaton, tokens, limits, matcher)
+        except TooSlow as error:
+            if time.thread_time() - begin < limits.seconds / 2:
+                self._retry_at = time.monotonic() + _RETRY_S
+            return str(error)
         except NotRegular as error:
             return str(error)
         except RecursionError:
@@ -109,20 +138,6 @@ class CompiledGrammar:
 
     def _retire(self) -> None:
         self.spent = True
-
-    def _compile(self) -> None:
-        made: list[LLMatcher | str] = []
-        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary))):
-            self._refuse(f"it takes more than {DEADLINE_S:.0f} s to compile")
-        elif not made:
-            self._refuse("its compilation failed")
-        elif isinstance(made[0], str):
-            self._refuse(made[0])
-        else:
-            self._template = made[0]
-
-    def _refuse(self, why: str) -> None:
-        self._fault = f"{self._what} is refused: {why}; change what is named there"
 
 
 def _compiled(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher | str:
@@ -172,7 +187,7 @@ def _plain(why: str) -> str:
 
 def _library_grammar(grammar: Grammar, vocabulary: Vocabulary) -> str:
     """The grammar as llguidance writes it. Raises ValueError for what it cannot be."""
-    from llguidance import LLMatcher, grammar_from, regex_to_lark
+    from llguidance import LLMatcher, regex_to_lark
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         # all of them are given: a schema could bring others along, under "x-guidance"
@@ -186,8 +201,20 @@ def _library_grammar(grammar: Grammar, vocabulary: Vocabulary) -> str:
         }
         return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     if grammar.kind is GrammarKind.GRAMMAR:
-        return str(grammar_from("ebnf", _LITERAL_OR_NAME.sub(vocabulary.by_id, grammar.text)))
+        if is_lark(grammar.text):
+            return str(LLMatcher.grammar_from_lark(with_names(grammar.text, vocabulary.by_id)))
+        return str(LLMatcher.grammar_from_lark(_gbnf_as_lark(grammar.text)))
     regex = grammar.text
     if grammar.kind is GrammarKind.CHOICE:
         regex = "|".join(map(re.escape, json.loads(grammar.text)))
     return f"start: /{regex_to_lark(regex, use_ascii='d')}/"
+
+
+def _gbnf_as_lark(text: str) -> str:
+    """A grammar in llama.cpp's notation in Lark's. Raises ValueError."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(text)
+    except Exception as error:  # IndexError and RecursionError are among them
+        raise ValueError(f"it is not read as llama.cpp's notation ({describe(error)})") from error

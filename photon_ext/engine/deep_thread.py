@@ -4,42 +4,56 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from photon_ext.errors import RequestError, describe
+from photon_ext.errors import CompilerBusy, describe
 
-# What passes the bounds of sampling/grammar_bounds.py takes 0.3 s.
-DEADLINE_S = 3.0
+# What passes the bounds of sampling/grammar_bounds.py takes 0.3 s: one of those that run ends soon.
+BUSY_S = 1.0
 # Address space; memory is what is used of it. A chain of 5,000 references takes some 100 MB.
 _STACK_BYTES = 2**29
 _at_once = threading.BoundedSemaphore(4)  # those that have missed their deadline included
 _starting = threading.Lock()  # the size of stacks is the process's
 
+Result = TypeVar("Result")
 
-def run_deep(work: Callable[[], None]) -> bool:
-    """Runs `work`, which must not raise. False where it has not ended in time: nobody can end it,
-    and nobody may look at what it makes.
 
-    Raises RequestError: no thread can be started.
+class DeepThread(Generic[Result]):
+    """Runs `work` once, from now on. Nobody can end it.
+
+    Attributes:
+        made: what it has returned; None: nothing yet, or it raised.
     """
-    if not _at_once.acquire(timeout=DEADLINE_S):
-        return False
 
-    def run() -> None:
+    def __init__(self, work: Callable[[], Result]) -> None:
+        """Raises CompilerBusy: too many run, or no thread can be started."""
+        self.made: Result | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name="photon-grammar", daemon=True
+        )
+        if not _at_once.acquire(timeout=BUSY_S):
+            raise CompilerBusy("others are being compiled, as many as may be at once; try again")
         try:
-            work()
-        finally:
+            self._start()
+        except RuntimeError as error:
             _at_once.release()
+            raise CompilerBusy(f"no thread can be started ({describe(error)})") from error
 
-    thread = threading.Thread(target=run, name="photon-grammar", daemon=True)
-    try:
+    def ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has, in so many seconds at the latest."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _start(self) -> None:
         with _starting:
             before = threading.stack_size(_STACK_BYTES)
             try:
-                thread.start()
+                self._thread.start()
             finally:
                 threading.stack_size(before)
-    except RuntimeError as error:
-        _at_once.release()
-        raise RequestError(f"the grammar cannot be compiled now ({describe(error)})") from error
-    thread.join(DEADLINE_S)
-    return not thread.is_alive()
+
+    def _run(self, work: Callable[[], Result]) -> None:
+        try:
+            self.made = work()
+        finally:
+            _at_once.release()

@@ -16,6 +16,7 @@ from photon_ext.sampling.pattern import (
     NotRegular,
     Pattern,
     Repeated,
+    TooSlow,
     byte_sequences,
 )
 
@@ -164,7 +165,7 @@ def _determined(nodes: _Nodes, begin: int, end: int, most: int, deadline: float)
     numbers, pending, rows = {start: 0}, [start], []
     closures: dict[frozenset[int], frozenset[int]] = {}
     for state in pending:  # which grows meanwhile
-        _check_time(deadline)
+        check_time(deadline)
         row = []
         for target in nodes.targets(state, class_of):
             if not target:
@@ -184,9 +185,10 @@ def _determined(nodes: _Nodes, begin: int, end: int, most: int, deadline: float)
     return ByteAutomaton(classes, np.array(rows, np.int32).reshape(len(rows), count), accepting)
 
 
-def _check_time(deadline: float) -> None:
+def check_time(deadline: float) -> None:
+    """Raises TooSlow where it is past, on `time.monotonic`."""
     if time.monotonic() > deadline:
-        raise NotRegular("it takes too long to compile for the device")
+        raise TooSlow("it takes too long to compile for the device")
 
 
 def _smallest(automaton: ByteAutomaton, deadline: float) -> ByteAutomaton:
@@ -198,7 +200,7 @@ def _smallest(automaton: ByteAutomaton, deadline: float) -> ByteAutomaton:
     weights = np.random.default_rng(0).integers(1, 2**62, transitions.shape[1] + 1, dtype=np.int64)
     labels, found = accepting.astype(np.int64), 0
     while True:
-        _check_time(deadline)
+        check_time(deadline)
         after = np.append(labels, -1)[transitions]
         with np.errstate(over="ignore"):
             mixed = after @ weights[:-1] + labels * weights[-1]
@@ -221,7 +223,7 @@ def _useful(automaton: ByteAutomaton, deadline: float) -> ByteAutomaton:
     classes, transitions, accepting = automaton
     useful = accepting.copy()
     while True:
-        _check_time(deadline)
+        check_time(deadline)
         more = useful | np.append(useful, False)[transitions].any(axis=1)
         if (more == useful).all():
             break

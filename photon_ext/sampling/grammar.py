@@ -14,6 +14,7 @@ from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, describe, shown, surrogate_in
 from photon_ext.sampling.grammar_bounds import (
     MAX_GRAMMAR_CHARACTERS,
+    check_grammar,
     check_optional_parts,
     check_schema,
     check_size,
@@ -87,6 +88,8 @@ def _check_text(kind: GrammarKind, text: str) -> None:
     check_size(kind.value, text)
     if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
         check_optional_parts(kind.value, text)
+    if kind is GrammarKind.GRAMMAR:
+        check_grammar(text)
 
 
 def _schema_text(value: object) -> str:

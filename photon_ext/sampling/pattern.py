@@ -18,6 +18,10 @@ class NotRegular(Exception):
     """A form has no automaton here; the text says why, for users: the host keeps such forms."""
 
 
+class TooSlow(NotRegular):
+    """The automaton was not made in time, for its size or the machine's load."""
+
+
 class Characters(NamedTuple):
     """One character of these ranges."""
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from photon_ext.layout import AUTOMATON_HEADER, AutomatonWord, VocabularyWord
-from photon_ext.sampling.byte_automaton import NO_STATE, AutomatonLimits, ByteAutomaton
+from photon_ext.sampling.byte_automaton import NO_STATE, AutomatonLimits, ByteAutomaton, check_time
 from photon_ext.sampling.pattern import NotRegular
 
 END_TOKEN = -1
@@ -173,8 +173,7 @@ class TokenAutomaton:
         found: list[Words] = []
         pending, reached = [(0, matcher)], {0}
         while pending:
-            if time.monotonic() > deadline:
-                raise NotRegular("it takes too long to compile for the device")
+            check_time(deadline)
             state, own = pending.pop()
             after = self._all_after(state)
             mask = self._mask(state, after)

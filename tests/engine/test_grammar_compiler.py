@@ -13,10 +13,13 @@ import pytest
 
 from photon_ext.engine import compiled_grammar, deep_thread
 from photon_ext.engine.grammar_compiler import MOST_KEPT, GrammarCompiler
-from photon_ext.errors import RequestError
+from photon_ext.errors import CompilerBusy, RequestError
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.byte_automaton import AutomatonLimits, ByteAutomaton
 from photon_ext.sampling.grammar import Grammar
+from photon_ext.sampling.grammar_bounds import MAX_GRAMMAR_CHARACTERS
 from photon_ext.sampling.grammar_constraint import GrammarConstraint
+from photon_ext.sampling.pattern import NotRegular, Pattern, TooSlow
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 
 EOS = 0  # the byte tokenizer's "!", which no grammar here needs
@@ -254,24 +257,100 @@ def test_a_long_chain_of_references_does_not_end_the_process(named: dict[str, An
     assert mask(made.start(asked(regex="a"))) == {*ids("a")}
 
 
-def test_what_does_not_end_is_refused_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deep_thread, "DEADLINE_S", 0.05)
-    go_on, compiled = threading.Event(), []
+LINES = MAX_GRAMMAR_CHARACTERS - 20
 
-    def slow(grammar: Grammar, vocabulary: object) -> str:
-        compiled.append(grammar)
-        go_on.wait(20)
-        return "too late"
 
-    with monkeypatch.context() as patch:
-        patch.setattr(compiled_grammar, "_compiled", slow)
-        made = compiler()
-        for _ in range(2):  # one thread is lost to it, and no second one
-            with pytest.raises(RequestError, match=r"^regex 'a' is refused: it takes more than 3"):
-                made.start(asked(regex="a"))
-        assert len(compiled) == 1
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "a"' + ' "\\' * (LINES // 3),
+        'root ::= "a"' + ' "\\' * (LINES // 3),
+        'start: "a"' + " /\\" * (LINES // 3),
+        'start: "a"' + " <a" * (LINES // 3),
+        'start: "a"' + "\n#" * (LINES // 2),
+        "\n" * LINES + 'root ::= "a"',
+        " \n" * (LINES // 2) + 'start: "a"',
+        'start: "a"' + " %json" * (LINES // 6),
+    ],
+)
+def test_a_grammar_is_read_in_one_pass(grammar: str) -> None:
+    """It took up to a minute in which no other Python code ran: what is not closed was looked at
+    once for each of its beginnings.
+    """
+    begin = time.process_time()
+    with suppress(RequestError):
+        assert mask(compiler().start(asked(grammar=grammar))) == {*ids("a")}
+    assert time.process_time() - begin < 2
+
+
+class Slow:
+    """Compiles nothing before it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go_on, self.asked = threading.Event(), list[Grammar]()
+        self._compiled = compiled_grammar._compiled
+        monkeypatch.setattr(compiled_grammar, "_compiled", self)
+        monkeypatch.setattr(compiled_grammar, "_DEADLINE_S", 0.05)
+        monkeypatch.setattr(deep_thread, "BUSY_S", 0.05)
+
+    def __call__(self, grammar: Grammar, vocabulary: Any) -> Any:
+        self.asked.append(grammar)
+        self.go_on.wait(20)
+        return self._compiled(grammar, vocabulary)
+
+
+def test_what_is_not_compiled_in_time_is_refused_until_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow, made, grammar = Slow(monkeypatch), compiler(), asked(regex="a")
+    for _ in range(3):  # one thread works on it, and no second one
+        with pytest.raises(
+            CompilerBusy, match=r"^regex 'a' is refused: it takes more than .*later"
+        ):
+            made.start(grammar)
+    slow.go_on.set()
+    compiled = made._kept[grammar]._thread
+    assert compiled is not None
+    assert compiled.ended(20)
+    assert mask(made.start(grammar)) == {*ids("a")}
+    assert slow.asked == [grammar]
+
+
+def test_where_others_are_compiled_one_more_is_asked_to_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was told to be too slow itself, and for good."""
+    monkeypatch.setattr(deep_thread, "_at_once", threading.BoundedSemaphore(4))
+    slow, made = Slow(monkeypatch), compiler()
+    for i in range(4):
+        with pytest.raises(CompilerBusy, match="it takes more than"):
+            made.start(asked(regex=f"a{i}"))
+    with pytest.raises(CompilerBusy, match=r"^regex 'b' cannot be compiled now: others are being"):
+        made.start(asked(regex="b"))
+    slow.go_on.set()
+    monkeypatch.setattr(deep_thread, "BUSY_S", 20)
+    monkeypatch.setattr(compiled_grammar, "_DEADLINE_S", 20)
     assert mask(made.start(asked(regex="b"))) == {*ids("b")}
-    go_on.set()
+
+
+@pytest.mark.parametrize(("retry_s", "seconds", "times"), [(0, 3, 3), (30, 3, 1), (0, 0, 1)])
+def test_an_automaton_that_others_delayed_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, retry_s: float, seconds: float, times: int
+) -> None:
+    """After a while, and unless the time that it took was its own."""
+    tried: list[Pattern] = []
+
+    def late(pattern: Pattern, limits: AutomatonLimits, deadline: float) -> ByteAutomaton:
+        tried.append(pattern)
+        raise TooSlow("too slow")
+
+    monkeypatch.setattr(compiled_grammar, "byte_automaton", late)
+    monkeypatch.setattr(compiled_grammar, "_RETRY_S", retry_s)
+    form = compiler()._compiled(asked(regex="a+"))
+    for _ in range(3):
+        with pytest.raises(NotRegular, match="too slow"):
+            form.automaton(AutomatonLimits(seconds=seconds))
+    assert len(tried) == times
 
 
 def test_hazard_17_what_fails_in_an_answer_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,13 +406,13 @@ def test_what_has_served_many_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) 
 
 def test_many_threads_compile_a_grammar_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
-    compile_once = compiled_grammar.CompiledGrammar._compile
+    compile_once = compiled_grammar._compiled
 
-    def counted(self: compiled_grammar.CompiledGrammar) -> None:
-        compiled.append(self)
-        compile_once(self)
+    def counted(grammar: Grammar, vocabulary: Any) -> Any:
+        compiled.append(grammar)
+        return compile_once(grammar, vocabulary)
 
-    monkeypatch.setattr(compiled_grammar.CompiledGrammar, "_compile", counted)
+    monkeypatch.setattr(compiled_grammar, "_compiled", counted)
     made, texts = compiler(), [f"text {i}" for i in range(4)]
     failed: list[BaseException] = []
 

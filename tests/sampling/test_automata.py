@@ -19,9 +19,9 @@ from photon_ext.sampling.byte_automaton import (
     ByteAutomaton,
     byte_automaton,
 )
-from photon_ext.sampling.grammar import grammar_of, grammar_pattern
 from photon_ext.sampling.pattern import MAX_CHARACTER, NotRegular, byte_sequences, without
 from photon_ext.sampling.regex_pattern import regex_pattern
+from photon_ext.sampling.schema_pattern import schema_pattern
 from photon_ext.sampling.token_automaton import LONGEST_TOKEN, TokenAutomaton, TokenBytes
 
 LIMITS = AutomatonLimits()
@@ -30,12 +30,8 @@ CLOSED = {"additionalProperties": False}
 
 def made(form: Any, limits: AutomatonLimits = LIMITS) -> ByteAutomaton:
     """The automaton of a regular expression, or of a schema."""
-    if isinstance(form, str):
-        pattern = regex_pattern(form)
-    else:
-        grammar = grammar_of(form, None, None, None, False)
-        assert grammar is not None
-        pattern = grammar_pattern(grammar)
+    text = isinstance(form, str)
+    pattern = regex_pattern(form) if text else schema_pattern(json.dumps(form))
     return byte_automaton(pattern, limits, time.monotonic() + limits.seconds)
 
 

@@ -62,6 +62,89 @@ def test_a_multiple_of_few_digits_is_taken(number: float) -> None:
     assert SamplingParams(json_schema={"multipleOf": number}).constrained
 
 
+BEYOND = 2**53 + 1
+UNBOUNDED = {"type": "integer", "minimum": -1e19, "maximum": -1e19}
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        (UNBOUNDED, "-1e[+]19 in minimum"),
+        ({"maximum": -(2**63)}, "-9223372036854775808 in maximum"),
+        ({"const": -(2**63)}, "-9223372036854775808 in const"),
+        ({"$defs": {"a": {"items": UNBOUNDED}}}, "-1e[+]19 in minimum"),
+        ({"default": UNBOUNDED, "$ref": "#/default"}, "-1e[+]19 in minimum"),
+        ({"const": BEYOND}, f"{BEYOND} in const"),
+        ({"enum": [5, {"a": [1234567890123456789]}]}, "1234567890123456789 in enum"),
+        ({"minimum": 10**30}, f"{10**30} in minimum"),
+        ({"minimum": BEYOND}, f"{BEYOND} in minimum"),
+        ({"maximum": 2**64 - 1}, f"{2**64 - 1} in maximum"),
+        ({"exclusiveMaximum": 2**53 + 2}, f"{2**53 + 2} in exclusiveMaximum"),
+        ({"maximum": 2**54, "exclusiveMaximum": True}, f"{2**54} in maximum"),
+    ],
+)
+@pytest.mark.parametrize("behind_json", [False, True])
+def test_a_number_that_the_library_would_replace_is_refused(
+    schema: dict[str, Any], told: str, behind_json: bool
+) -> None:
+    """Integers from -2**63 on ended the process: to compile them did not end."""
+    where = "grammar's %json" if behind_json else "json_schema"
+    grammar = f"start: %json {json.dumps(schema)}"
+    given = {"grammar": grammar} if behind_json else {"json_schema": schema}
+    with pytest.raises(ConfigError, match=f"^{where} has {told}, .* give one from -2[*][*]53 to "):
+        SamplingParams(**given)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53},
+        {"const": -(2**60)},
+        {"enum": [1e300, -1e19, 0.1, True]},
+        {"minimum": 0, "maximum": 2**63 - 1},
+        {"exclusiveMinimum": -(2**53), "maximum": 1e18},
+        {"properties": {"minimum": {"default": 2**70}}},
+    ],
+)
+def test_a_number_that_the_library_keeps_is_taken(schema: dict[str, Any]) -> None:
+    assert SamplingParams(json_schema=schema).constrained
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told"),
+    [
+        (
+            'start: a\na: "x" %json\n{"items": {"multipleOf": 99999989}}',
+            "^grammar's %json has multi",
+        ),
+        # the library's expressions may go on behind a line's end
+        (
+            'start: /a\n"/ %json {"multipleOf": 99999989} /"/',
+            "^grammar's %json has multipleOf 9999",
+        ),
+        (
+            'start: %json {"a": 1',
+            "^grammar has %json at character 7 with what is no JSON behind it",
+        ),
+        (
+            "root ::= a0\n" + "a0 ::= a0\n" * 500,
+            "^grammar has 501 rules in llama.cpp's notation; g",
+        ),
+    ],
+)
+def test_what_makes_a_grammar_take_long_is_refused(grammar: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        SamplingParams(grammar=grammar)
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['start: "%json" // %json, as above', "start: %json true", 'start: %json {"minimum": 1} "x"'],
+)
+def test_a_grammar_may_speak_of_json(grammar: str) -> None:
+    assert SamplingParams(grammar=grammar).constrained
+
+
 def test_what_is_repeated_often_is_taken_where_it_is_one_part() -> None:
     multiples = [{"multipleOf": 30011}] * 1000  # which has one automaton
     assert SamplingParams(json_schema={"anyOf": multiples}).constrained
