@@ -73,6 +73,7 @@ def test_the_emulator_reports_the_accesses_of_all_kernels_of_a_chain(
     assert chained == set(setup_py.CHAINED) - {"kernels"}  # those that it is tested with
 
 
+@pytest.mark.slow("nvcc compiles a source with all its kernels")
 @pytest.mark.parametrize("name", with_ptx())
 def test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache(
     name: str, setup_py: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

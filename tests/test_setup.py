@@ -188,6 +188,7 @@ def torch_compiled_ahead(compiler: str, sources: list[Path], folder: Path) -> st
     return f"-include {header}"
 
 
+@pytest.mark.slow("it compiles each of these files, and torch's headers once")
 def test_every_cpp_file_compiles_without_cuda(build: ModuleType, tmp_path: Path) -> None:
     """Nobody who writes code here is without nvcc, and many who build it are. Files that do not
     look whether CUDA is there, nor include what is of CUDA, are the same for both.

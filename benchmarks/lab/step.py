@@ -73,7 +73,8 @@ class LabStep:
         ).view(batch, pages)
         begin = context - 1 if without == "tail" else context - 1 - self._replays // 2
         self._state = self._first_state(batch, begin).to(self.device)
-        spec = StepSpec(self._decoder.forward, None, config.vocab, StepKeys((batch,)), 1, True)
+        keys, most = StepKeys((batch,)), pages * PAGE_SIZE
+        spec = StepSpec(self._decoder.forward, None, config.vocab, keys, 1, True, most)
         shared = SharedMemory.zeros(batch, batch, self.device)
         # a graph does not keep its memory alive
         self._program = StepProgram(spec, self._tables, shared, slot, inputs, masks, hopper=True)

@@ -161,7 +161,7 @@ class Pipeline:
             lora=self._lora_slots > 0,
             spatial=value_ids > 0,
         )
-        self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph)
+        self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph, runtime.max_len)
         self.limits = Limits(
             vocab_size,
             runtime.max_len,

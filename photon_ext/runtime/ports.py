@@ -24,6 +24,7 @@ class StepSpec:
         keys: of the graphs; steps of other keys run eagerly.
         chunk: prompt tokens per step at most.
         graph: whether steps are captured at all.
+        max_len: positions of a row at most.
     """
 
     forward: Forward
@@ -32,6 +33,7 @@ class StepSpec:
     keys: StepKeys
     chunk: int
     graph: bool
+    max_len: int
 
 
 class SlotPort(Protocol):

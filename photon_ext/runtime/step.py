@@ -271,6 +271,9 @@ class StepTensors:
         sampled: int32 [R]; a custom ``sample`` writes, for each segment that is to be sampled, an
             id below vocab, or a negative number, which ends the row with an error. What it writes
             for others is not looked at.
+        max_length: no token's length is larger, in this step and in every other: the runtime's
+            ``max_len``. The lengths themselves are on the device alone, so that a captured step
+            serves them all; a kernel that is launched by the longest gets this one.
         logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
@@ -293,6 +296,7 @@ class StepTensors:
     page_table: torch.Tensor
     row_state: torch.Tensor
     sampled: torch.Tensor
+    max_length: int
     logits: torch.Tensor | None = None
     lora: bool = False
     spatial: bool = False

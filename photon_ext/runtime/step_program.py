@@ -129,6 +129,7 @@ class StepProgram:
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
+            max_length=self._spec.max_len,
             score=self._scores if key.scored else None,
             lora=key.lora,
             spatial=key.spatial,

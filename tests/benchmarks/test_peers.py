@@ -73,6 +73,7 @@ def test_all_peers_give_the_same_tokens(entries: list[dict[str, Any]], directory
     assert len(set(measured[0]["first_tokens"])) >= 3
 
 
+@pytest.mark.slow("transformers' continuous batching takes long to begin")
 @pytest.mark.parametrize("name", ["ours-engine", "hf-cb"])
 def test_the_other_peers_give_the_same_tokens(name: str, directory: Path) -> None:
     peer = open_peer(name, setup_of(directory))
@@ -84,6 +85,7 @@ def test_the_other_peers_give_the_same_tokens(name: str, directory: Path) -> Non
     assert measured.ms_per_step > 0
 
 
+@pytest.mark.slow("torch compiles the step")
 @pytest.mark.parametrize("name", ["llama-7-1-96-scaled", "llama-biased-linear", "qwen3-6-3-24"])
 def test_the_compiled_step_is_the_model(name: str, tmp_path: Path) -> None:
     model = saved_tiny_model(name, tmp_path)

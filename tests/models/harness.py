@@ -119,6 +119,7 @@ class Harness:
             page_table=self.page_table,
             row_state=row_state,
             sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
+            max_length=self.page_table.shape[1] * self.decoder.page_size,
             lora=any(self.slots.values()),
         )
 

@@ -135,6 +135,22 @@ def test_a_runtime_serves_one_pipeline() -> None:
         Pipeline(pipeline._runtime, Forward(), vocab_size=VOCAB)
 
 
+def test_every_step_knows_the_largest_length_there_can_be() -> None:
+    found = set()
+
+    class Looking(Forward):
+        def __call__(self, step: StepTensors) -> None:
+            found.add(step.max_length)
+            super().__call__(step)
+
+    runtime = Runtime(max_rows=2, max_len=24, device="cpu")
+    pipeline = Pipeline(runtime, Looking(), vocab_size=VOCAB, chunk=8, graph=False)
+    pipeline.admit([3], RowParams(3))
+    while pipeline.busy:
+        pipeline.tick()
+    assert found == {24}
+
+
 def test_torch_code_is_refused_in_a_cpu_graph_by_name() -> None:
     def forward(step: StepTensors) -> None:
         step.logits = torch.zeros(len(step.segments), VOCAB)
