@@ -15,6 +15,7 @@ class Family(Enum):
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     MISTRAL = "mistral"
+    PHI3 = "phi3"
 
 
 MAX_HEAD_DIM = 256  # kMaxHeadDim of csrc/common/params.h
@@ -25,12 +26,14 @@ class RopeScalingKind(Enum):
 
     LINEAR divides all of them (Chen et al., "Extending Context Window of Large Language Models via
     Positional Interpolation", 2023); LLAMA3 divides those of long wavelengths, leaves those of
-    short ones, and goes over from one to the other between, as Llama 3.1 does.
+    short ones, and goes over from one to the other between, as Llama 3.1 does. LONGROPE has a
+    divisor for each, others for texts beyond the trained context, and multiplies cos and sin.
     """
 
     NONE = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
+    LONGROPE = "longrope"
     FACTORS = (
         "factors"  # GGUF stores one divisor per frequency; this is how it carries Llama 3 scaling
     )
@@ -45,7 +48,9 @@ class RopeScaling:
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_positions: int = 0
-    factors: tuple[float, ...] = ()  # [head_dim / 2]
+    factors: tuple[float, ...] = ()  # [rotary_dims / 2]: divisors
+    long_factors: tuple[float, ...] = ()  # of texts beyond original_max_positions
+    amplitude: float = 1.0  # of cos and sin
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class ModelConfig:
     vocab: int
     rms_eps: float = 1e-6
     rope_theta: float = 10000.0
+    rotary_dims: int | None = None  # the first of each head, which are rotated; None: all
     rope_scaling: RopeScaling = RopeScaling()
     tied_embeddings: bool = False
     qkv_bias: bool = False  # q, k and v projections carry a bias
@@ -106,10 +112,10 @@ class ModelConfig:
                 f"{self.source}: head_dim is {self.head_dim}, expected an even number up to "
                 f"{MAX_HEAD_DIM}"
             )
-        if self.rope_scaling.factors and len(self.rope_scaling.factors) != self.head_dim // 2:
+        if self.rope_scaling.factors and len(self.rope_scaling.factors) != self.rotated // 2:
             raise ModelError(
                 f"{self.source}: {len(self.rope_scaling.factors)} rope factors, expected "
-                f"{self.head_dim // 2}"
+                f"{self.rotated // 2}"
             )
         self._check_eos(self.eos_ids, self.source)
 
@@ -117,6 +123,16 @@ class ModelConfig:
     def qk_norm(self) -> bool:
         """Whether q and k heads are RMS-normalized before the rotation (Qwen3)."""
         return self.family is Family.QWEN3
+
+    @property
+    def fused_modules(self) -> bool:
+        """Whether q, k, v are one module of a checkpoint, and gate, up another (Phi-3)."""
+        return self.family is Family.PHI3
+
+    @property
+    def rotated(self) -> int:
+        """Elements of each q and k head that are rotated."""
+        return self.rotary_dims or self.head_dim
 
     @property
     def q_size(self) -> int:

@@ -1,4 +1,4 @@
-"""cos/sin tables of the rotary position embedding, with Llama 3's context stretching.
+"""cos/sin tables of the rotary position embedding, with the ways in which models stretch it.
 
 Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 """
@@ -8,23 +8,29 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import nn
 
 from photon_ext.errors import ModelError, shown
 from photon_ext.models.config import ModelConfig, RopeScaling, RopeScalingKind
 
 
-def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """float32 [head_dim / 2]: radians per position of each pair, as `config.rope_scaling` says.
+def inverse_frequencies(config: ModelConfig, max_len: int = 1) -> torch.Tensor:
+    """float32 [rotated / 2]: radians per position of each pair, as `config.rope_scaling` says for
+    texts of up to `max_len` positions.
 
     The order of float32 operations follows Hugging Face's, so that tables agree to the last bit.
     They run on the CPU, whatever the caller has made torch's default device.
     """
     exponents = (
-        torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float()
-        / config.head_dim
+        torch.arange(0, config.rotated, 2, dtype=torch.int64, device="cpu").float() / config.rotated
     )
-    frequencies = 1.0 / (config.rope_theta**exponents)
+    powers = config.rope_theta**exponents
     scaling = config.rope_scaling
+    if scaling.kind is RopeScalingKind.LONGROPE:
+        is_long = max_len > scaling.original_max_positions
+        factors = scaling.long_factors if is_long else scaling.factors
+        return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * powers)
+    frequencies = 1.0 / powers
     if scaling.kind is RopeScalingKind.LINEAR:
         return frequencies / scaling.factor
     if scaling.kind is RopeScalingKind.FACTORS:
@@ -52,21 +58,25 @@ def rope_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, float32 [max_len, head_dim] each, on `device`.
 
-    Both halves of a row repeat the same values.
+    Both halves of a row repeat the same values. Pairs that are not rotated come last in them: those
+    of a rotated part are moved there as weights are loaded (loading/folding.py). A model with
+    LongRoPE has one table for all lengths, by `max_len`: keys of both would not fit together.
 
     Raises:
         ModelError: an angle is beyond float32, by a theta or factors that no model has.
     """
     positions = torch.arange(max_len, dtype=torch.float32, device="cpu")
-    angles = positions[:, None] * inverse_frequencies(config)[None, :]
+    angles = positions[:, None] * inverse_frequencies(config, max_len)[None, :]
     if not bool(angles.isfinite().all()):
         raise ModelError(
             f"{config.source}: rope_theta {config.rope_theta} and {shown(config.rope_scaling)} "
             "make "
             f"angles beyond float32 at {max_len} positions; the config file is damaged"
         )
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(device), angles.sin().to(device)
+    amplitude, still = config.rope_scaling.amplitude, (config.head_dim - config.rotated) // 2
+    cos = nn.functional.pad(angles.cos() * amplitude, (0, still), value=1.0)
+    sin = nn.functional.pad(angles.sin() * amplitude, (0, still))
+    return torch.cat((cos, cos), dim=-1).to(device), torch.cat((sin, sin), dim=-1).to(device)
 
 
 def identity_tables(

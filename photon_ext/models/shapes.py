@@ -75,4 +75,20 @@ NAMED_SHAPES: Mapping[str, ModelConfig] = {
         max_positions=32768,
         eos_ids=(2,),
     ),
+    # Without LongRoPE's 96 divisors, which change no shape and no time.
+    "phi-4-mini": ModelConfig(
+        family=Family.PHI3,
+        hidden=3072,
+        layers=32,
+        q_heads=24,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=8192,
+        vocab=200064,
+        rms_eps=1e-5,
+        rotary_dims=96,
+        tied_embeddings=True,
+        max_positions=131072,
+        eos_ids=(200020, 199999),
+    ),
 }

@@ -57,6 +57,7 @@ GGUF = {
         ("qwen3-8b", 15.14, 144),
         ("qwen2.5-0.5b", 0.988, 12),
         ("mistral-7b", 14.23, 128),
+        ("phi-4-mini", 7.672, 128),
     ],
 )
 def test_named_shapes_read_the_published_bytes(

@@ -17,11 +17,15 @@ from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.loader import load_model
 from photon_ext.models.lora import LoraShape, LoraSlots
-from tests.models.adapters import adapter_tensors, merged, saved_adapter
+from photon_ext.models.rope import rope_tables
+from photon_ext.sampling import SamplingParams
+from tests.engine.test_engine_models import tiny_engine
+from tests.models.adapters import ALL, adapter_tensors, merged, saved_adapter
 from tests.models.harness import Chunk, Harness
 from tests.models.published import PUBLISHED, TINY_SIZES
 from tests.models.tiny import LLAMA3_ROPE, greedy_ids, random_model, saved_random_model
 
+LONG = [(11 * i + i // 7) % 131 for i in range(100)]
 PROMPTS = [[(7 * i + 3 * n) % 131 for i in range(n)] for n in (1, 5, 19)]
 
 
@@ -66,7 +70,7 @@ def test_a_published_config_gives_transformers_tokens(name: str, seed: int, tmp_
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_config_gives_transformers_logits(name: str, tmp_path: Path) -> None:
     model, harness = loaded(PUBLISHED[name], tmp_path)
-    assert_logits_equal(model, harness, [(11 * i + i // 7) % 131 for i in range(50)])
+    assert_logits_equal(model, harness, LONG[:50])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -80,7 +84,7 @@ def test_a_config_that_transformers_has_rewritten_is_the_same(name: str) -> None
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_an_adapter_gives_pefts_tokens(name: str, tmp_path: Path) -> None:
     model = saved_random_model(PUBLISHED[name], tmp_path / "model")
-    tensors = adapter_tensors(model, 4, seed=0)
+    tensors = adapter_tensors(model, 4, 0, (*ALL, "qkv_proj", "gate_up_proj"))
     adapter = saved_adapter(tmp_path / "adapter", tensors, 4)
     config, weights, _ = load_model(tmp_path / "model", torch.float32)
     lora = LoraSlots(LoraShape(config, 4), 1, 64, torch.float32, weights.device)
@@ -121,7 +125,7 @@ def test_hazard_e10_texts_may_be_as_long_as_the_window_and_no_longer(tmp_path: P
     """The last logits of 60 tokens are transformers', which no longer sees the first of 61."""
     values = PUBLISHED["mistral-0.1"]
     model, harness = loaded(values, tmp_path)
-    ids = [(11 * i + i // 7) % 131 for i in range(61)]
+    ids = LONG[:61]
     assert_logits_equal(model, harness, ids[:60])
     wide = random_model({**values, "sliding_window": None})
     away = (reference_logits(model, ids) - reference_logits(wide, ids)).abs().amax(dim=1)
@@ -130,9 +134,56 @@ def test_hazard_e10_texts_may_be_as_long_as_the_window_and_no_longer(tmp_path: P
         Harness(harness.decoder.config, harness.decoder.weights, 61)
 
 
+def test_hazard_e6_factors_are_those_of_the_rotated_part_and_the_rest_stays(tmp_path: Path) -> None:
+    values = PUBLISHED["phi-4-mini"]
+    config = hf_config(values)
+    cos, sin = rope_tables(config, 60, "cpu")
+    assert (config.rotated, config.head_dim) == (12, 16)
+    still = [6, 7, 14, 15]
+    assert torch.equal(cos[:, still], torch.ones(60, 4))
+    assert torch.equal(sin[:, still], torch.zeros(60, 4))
+    for key in ("short_factor", "long_factor"):
+        rope = {**values["rope_scaling"], key: [1.0] * 8}
+        with pytest.raises(ModelError, match=rf"{key} is \[.*\], expected a list of 6 numbers"):
+            hf_config({**values, "rope_scaling": rope})
+
+
+@pytest.mark.parametrize("max_len", [64, 65])
+def test_hazard_e5_one_set_of_factors_serves_all_lengths_of_a_decoder(
+    max_len: int, tmp_path: Path
+) -> None:
+    """transformers takes the long ones for texts beyond the trained 64 positions and computes keys
+    anew there. Ours go by `max_len`, so that cached keys always fit those that follow.
+    """
+    model, harness = loaded(PUBLISHED["phi-4-mini"], tmp_path, max_len=max_len)
+    if max_len == 64:
+        assert_logits_equal(model, harness, LONG[:64])
+        return
+    expected = reference_logits(model, LONG[:65])
+    logits = torch.stack([harness.prefill([Chunk(1, i, [LONG[i]])])[0] for i in range(65)])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert (reference_logits(model, LONG[:64]) - expected[:64]).abs().max() > 0.1
+
+
+def test_hazard_e5_a_shared_prefix_serves_texts_on_both_sides_of_the_trained_context(
+    tmp_path: Path,
+) -> None:
+    """30 greedy tokens behind 50, of which a shorter text has left 48 in cached pages, are those
+    that transformers finds most probable in the whole text, which is beyond the trained context.
+    """
+    model = saved_random_model(PUBLISHED["phi-4-mini"], tmp_path)
+    with tiny_engine(tmp_path, 2, max_len=100, page_size=4) as engine:
+        for count in (4, 30):
+            params = SamplingParams(max_new_tokens=count, ignore_eos=True)
+            (output,) = engine.generate([LONG[:50]], params)
+    assert output.cached_tokens == 48
+    text = [*LONG[:50], *output.token_ids]
+    assert [*output.token_ids] == reference_logits(model, text)[49:-1].argmax(-1).tolist()
+
+
 @pytest.mark.parametrize("stored", ["none", "equal", "other"])
 @pytest.mark.parametrize("tied", [True, False, "absent"])
-@pytest.mark.parametrize("name", ["qwen2.5"])
+@pytest.mark.parametrize("name", ["qwen2.5", "phi-4-mini"])
 def test_hazard_e12_the_head_is_the_one_that_the_files_mean(
     name: str, tied: bool | str, stored: str, tmp_path: Path
 ) -> None:

@@ -79,6 +79,8 @@ def empty_attention(
     """That of the layer of this index; `empty(*shape)` makes tensors."""
     sizes = {"q": config.q_size, "k": config.kv_size, "v": config.kv_size}
     rows = {f"self_attn.{name}_proj": size for name, size in sizes.items()}
+    if config.fused_modules:
+        rows = {"self_attn.qkv_proj": config.qkv_size}
     o = {"self_attn.o_proj": config.hidden}
     return Attention(
         index,

@@ -48,6 +48,8 @@ def empty_mlp(config: ModelConfig, empty: Callable[..., torch.Tensor]) -> Mlp:
     """The MLP of a layer; `empty(*shape)` makes tensors."""
     width, bias = config.intermediate, config.mlp_bias
     halves = {"mlp.gate_proj": width, "mlp.up_proj": width}
+    if config.fused_modules:
+        halves = {"mlp.gate_up_proj": 2 * width}
     return Mlp(
         gate_up=empty_projection(halves, config.hidden, empty, bias=bias, normed=True),
         down=empty_projection({"mlp.down_proj": config.hidden}, width, empty, bias=bias),

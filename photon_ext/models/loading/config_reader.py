@@ -84,6 +84,18 @@ class ConfigReader:
             self.refuse(key, "a list")
         return list(value)
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of `count` numbers as `number` takes them."""
+        values = self.items(key)
+        if len(values) != count:
+            self.refuse(key, f"a list of {count} numbers")
+        each = ConfigReader(
+            {str(at): value for at, value in enumerate(values)},
+            self._source,
+            f"{self._prefix}{key}.",
+        )
+        return tuple(each.number(str(at)) for at in range(count))
+
     def token_ids(self, key: str) -> tuple[int, ...]:
         """A token id or a list of them, as a tuple without duplicates.
 

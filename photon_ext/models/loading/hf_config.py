@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from photon_ext.errors import ModelError, shown
-from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
+from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loading.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
+from photon_ext.models.loading.hf_rope import RotaryDefaults, hf_rotary
 
 _SLIDING = "sliding_attention"
 
@@ -24,6 +25,7 @@ class _Defaults(NamedTuple):
     biases: tuple[bool, bool] | None = None  # of q, k, v and of o; None: `attention_bias`
     window: int | None = None  # where `sliding_window` is absent; null is none
     always_slides: bool = False  # `use_sliding_window` and `layer_types` play no part
+    rotary: RotaryDefaults = RotaryDefaults()
 
 
 _FAMILIES = {
@@ -32,6 +34,12 @@ _FAMILIES = {
     Family.QWEN3: _Defaults("Qwen3ForCausalLM", head_dim=128, window=4096),
     Family.MISTRAL: _Defaults(
         "MistralForCausalLM", biases=(False, False), window=4096, always_slides=True
+    ),
+    Family.PHI3: _Defaults(
+        "Phi3ForCausalLM",
+        biases=(False, False),
+        always_slides=True,
+        rotary=RotaryDefaults(partial=True),
     ),
 }
 
@@ -48,7 +56,8 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     _refuse_options(fields, source)
     hidden, q_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
     max_positions = fields.positive("max_position_embeddings", most=MAX_POSITIONS)
-    theta, scaling = _rope(fields, max_positions, source)
+    head_dim = fields.positive("head_dim", known.head_dim or hidden // q_heads)
+    rotary = hf_rotary(fields, known.rotary, head_dim, max_positions, source)
     qkv_bias, o_bias = known.biases or (fields.flag("attention_bias"),) * 2
     return ModelConfig(
         family=family,
@@ -56,12 +65,13 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
         layers=fields.positive("num_hidden_layers", most=MAX_LAYERS),
         q_heads=q_heads,
         kv_heads=fields.positive("num_key_value_heads", q_heads),
-        head_dim=fields.positive("head_dim", known.head_dim or hidden // q_heads),
+        head_dim=head_dim,
         intermediate=fields.positive("intermediate_size"),
         vocab=fields.positive("vocab_size"),
         rms_eps=fields.number("rms_norm_eps"),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        rope_theta=rotary.theta,
+        rotary_dims=rotary.dims,
+        rope_scaling=rotary.scaling,
         tied_embeddings=fields.flag("tie_word_embeddings"),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
@@ -125,50 +135,3 @@ def _window(fields: ConfigReader, known: _Defaults, source: str) -> int | None:
             "on"
         )
     return window
-
-
-def _rope(fields: ConfigReader, max_positions: int, source: str) -> tuple[float, RopeScaling]:
-    """theta and scaling.
-
-    Older files keep theta beside `rope_scaling`, newer ones inside `rope_parameters`.
-    In a file with both `rope_scaling` counts, as in transformers: it was added by hand to a newer
-    file.
-    """
-    rope = (
-        fields.object("rope_scaling")
-        or fields.object("rope_parameters")
-        or ConfigReader({}, source)
-    )
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
-    for each in (rope, fields):
-        if each.get("partial_rotary_factor") not in (None, 1.0):
-            raise ModelError(
-                f"{source}: partial_rotary_factor is not 1; rotary embeddings over a part of the "
-                "head are not supported"
-            )
-    name = rope.get("rope_type") or rope.get("type") or "default"
-    if name == "default":
-        return theta, RopeScaling()
-    if name == "linear":
-        return theta, RopeScaling(RopeScalingKind.LINEAR, factor=rope.number("factor"))
-    if name == "llama3":
-        return theta, _llama3(rope, fields, max_positions)
-    raise ModelError(
-        f"{source}: rope scaling {shown(name)} is not supported; supported are 'default', 'linear' "
-        "and 'llama3'"
-    )
-
-
-def _llama3(rope: ConfigReader, fields: ConfigReader, max_positions: int) -> RopeScaling:
-    """The trained context stands in `rope`.
-
-    Where it stands in the file itself too, that counts, as in transformers.
-    """
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if low >= high:
-        rope.refuse("low_freq_factor", f"a number below high_freq_factor, which is {high}")
-    within = fields if fields.get("original_max_position_embeddings") is not None else rope
-    original = within.positive(
-        "original_max_position_embeddings", max_positions, most=MAX_POSITIONS
-    )
-    return RopeScaling(RopeScalingKind.LLAMA3, rope.number("factor"), low, high, original)

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.loading.folding import folded
 from photon_ext.models.text.text_files import check_regular, present, read_json
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
@@ -64,7 +65,7 @@ def load_hf_weights(
             _check_tied(directory, tensors[_EMBEDDING], tensors[_HEAD], dtype)
         weights = empty_weights(config, dtype, device)
         for name, slot in weight_slots(weights):
-            _copy(tensors[name], name, slot)
+            slot.copy_(folded(config, name.rpartition(".")[0], _read(tensors[name], name)))
     return weights
 
 
@@ -213,12 +214,12 @@ def _rows(stored: _Stored, name: str, start: int) -> torch.Tensor:
     return part
 
 
-def _copy(stored: _Stored, name: str, slot: torch.Tensor) -> None:
+def _read(stored: _Stored, name: str) -> torch.Tensor:
     try:
-        tensor = stored.handle.get_tensor(name)
+        tensor: torch.Tensor = stored.handle.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{stored.path}: {name} cannot be read ({shortened(str(error))}); download the file "
             "again"
         ) from error
-    slot.copy_(tensor)
+    return tensor

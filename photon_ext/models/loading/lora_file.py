@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.loading.config_reader import ConfigReader
+from photon_ext.models.loading.folding import folded
 from photon_ext.models.lora import LoraShape
 from photon_ext.models.text.text_files import check_regular, present, read_json
 
@@ -172,10 +173,11 @@ def _fill(
             begin = target.part * shape.rank
             place = pair.a[begin : begin + settings.rank]
         else:
-            rows = shape.projections[target.projection].rows
+            projection = shape.projections[target.projection]
+            rows, module = projection.rows, projection.modules[target.part]
             begin = sum(rows[: target.part])
             place = pair.b[begin : begin + rows[target.part], : settings.rank]
-            tensor = tensor.float() * settings.scaling
+            tensor = folded(shape.config, module, tensor.float() * settings.scaling)
         if not place.copy_(tensor).isfinite().all():
             raise ModelError(
                 f"{file}: {name}, scaled, holds NaN, infinity or what is infinite in "
