@@ -15,6 +15,7 @@ class Family(Enum):
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     MISTRAL = "mistral"
+    SMOLLM3 = "smollm3"
     PHI3 = "phi3"
 
 
@@ -73,6 +74,7 @@ class ModelConfig:
     rope_theta: float = 10000.0
     rotary_dims: int | None = None  # the first of each head, which are rotated; None: all
     rope_scaling: RopeScaling = RopeScaling()
+    unrotated: tuple[int, ...] = ()  # layers whose q and k are not rotated
     tied_embeddings: bool = False
     qkv_bias: bool = False  # q, k and v projections carry a bias
     o_bias: bool = False  # the o projection carries a bias

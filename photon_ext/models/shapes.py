@@ -75,6 +75,21 @@ NAMED_SHAPES: Mapping[str, ModelConfig] = {
         max_positions=32768,
         eos_ids=(2,),
     ),
+    "smollm3-3b": ModelConfig(
+        family=Family.SMOLLM3,
+        hidden=2048,
+        layers=36,
+        q_heads=16,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=11008,
+        vocab=128256,
+        rope_theta=5e6,
+        unrotated=tuple(range(3, 36, 4)),
+        tied_embeddings=True,
+        max_positions=65536,
+        eos_ids=(128012,),
+    ),
     # Without LongRoPE's 96 divisors, which change no shape and no time.
     "phi-4-mini": ModelConfig(
         family=Family.PHI3,

@@ -134,6 +134,28 @@ def test_hazard_e10_texts_may_be_as_long_as_the_window_and_no_longer(tmp_path: P
         Harness(harness.decoder.config, harness.decoder.weights, 61)
 
 
+@pytest.mark.parametrize(
+    ("flags", "unrotated"),
+    [([1, 1, 1, 0, 1], (3,)), ([0, 1, 0, 0, 1, 1], (0, 2, 3)), (None, (3,)), ("absent", (3,))],
+)
+def test_hazard_e8_a_one_in_no_rope_layers_stands_for_rotation(
+    flags: list[int] | str | None, unrotated: tuple[int, ...], tmp_path: Path
+) -> None:
+    values = changed(PUBLISHED["smollm3"], no_rope_layers=flags)
+    model, harness = loaded(values, tmp_path)
+    layers = model.model.layers
+    assert tuple(i for i in range(5) if not layers[i].self_attn.use_rope) == unrotated
+    blocks = harness.decoder.weights.layers
+    assert tuple(i for i in range(5) if not blocks[i].attention.rotates) == unrotated
+    assert_logits_equal(model, harness, LONG[:30])
+
+
+@pytest.mark.parametrize("flags", [[1, 1, 1, 0], [1, 1, 1, 2, 1], "11101"])
+def test_hazard_e8_flags_that_are_none_are_refused(flags: object) -> None:
+    with pytest.raises(ModelError, match=r"no_rope_layers is .*, expected a list"):
+        hf_config(changed(PUBLISHED["smollm3"], no_rope_layers=flags))
+
+
 def test_hazard_e6_factors_are_those_of_the_rotated_part_and_the_rest_stays(tmp_path: Path) -> None:
     values = PUBLISHED["phi-4-mini"]
     config = hf_config(values)
@@ -183,7 +205,7 @@ def test_hazard_e5_a_shared_prefix_serves_texts_on_both_sides_of_the_trained_con
 
 @pytest.mark.parametrize("stored", ["none", "equal", "other"])
 @pytest.mark.parametrize("tied", [True, False, "absent"])
-@pytest.mark.parametrize("name", ["qwen2.5", "phi-4-mini"])
+@pytest.mark.parametrize("name", ["qwen2.5", "smollm3", "phi-4-mini"])
 def test_hazard_e12_the_head_is_the_one_that_the_files_mean(
     name: str, tied: bool | str, stored: str, tmp_path: Path
 ) -> None:

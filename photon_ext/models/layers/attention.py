@@ -89,6 +89,7 @@ def empty_attention(
         q_norm=empty(config.head_dim) if config.qk_norm else None,
         k_norm=empty(config.head_dim) if config.qk_norm else None,
         scale=config.head_dim**-0.5,
+        rotates=index not in config.unrotated,
     )
 
 

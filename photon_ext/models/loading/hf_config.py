@@ -26,6 +26,8 @@ class _Defaults(NamedTuple):
     window: int | None = None  # where `sliding_window` is absent; null is none
     always_slides: bool = False  # `use_sliding_window` and `layer_types` play no part
     rotary: RotaryDefaults = RotaryDefaults()
+    skips_rotation: bool = False  # in the layers that `no_rope_layers` has a 0 for
+    tied: bool = False  # where `tie_word_embeddings` is absent
 
 
 _FAMILIES = {
@@ -34,6 +36,9 @@ _FAMILIES = {
     Family.QWEN3: _Defaults("Qwen3ForCausalLM", head_dim=128, window=4096),
     Family.MISTRAL: _Defaults(
         "MistralForCausalLM", biases=(False, False), window=4096, always_slides=True
+    ),
+    Family.SMOLLM3: _Defaults(
+        "SmolLM3ForCausalLM", rotary=RotaryDefaults(theta=2e6), skips_rotation=True, tied=True
     ),
     Family.PHI3: _Defaults(
         "Phi3ForCausalLM",
@@ -55,6 +60,7 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     known = _FAMILIES[family]
     _refuse_options(fields, source)
     hidden, q_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
+    layers = fields.positive("num_hidden_layers", most=MAX_LAYERS)
     max_positions = fields.positive("max_position_embeddings", most=MAX_POSITIONS)
     head_dim = fields.positive("head_dim", known.head_dim or hidden // q_heads)
     rotary = hf_rotary(fields, known.rotary, head_dim, max_positions, source)
@@ -62,7 +68,7 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     return ModelConfig(
         family=family,
         hidden=hidden,
-        layers=fields.positive("num_hidden_layers", most=MAX_LAYERS),
+        layers=layers,
         q_heads=q_heads,
         kv_heads=fields.positive("num_key_value_heads", q_heads),
         head_dim=head_dim,
@@ -72,7 +78,8 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
         rope_theta=rotary.theta,
         rotary_dims=rotary.dims,
         rope_scaling=rotary.scaling,
-        tied_embeddings=fields.flag("tie_word_embeddings"),
+        unrotated=_unrotated(fields, layers) if known.skips_rotation else (),
+        tied_embeddings=fields.flag("tie_word_embeddings", known.tied),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         mlp_bias=fields.flag("mlp_bias"),
@@ -113,6 +120,19 @@ def _refuse_options(fields: ConfigReader, source: str) -> None:
             f"{source}: weights quantized with {shown(method)} are not supported; use plain "
             "weights or a GGUF file"
         )
+
+
+def _unrotated(fields: ConfigReader, layers: int) -> tuple[int, ...]:
+    """A 1 in `no_rope_layers` stands for rotation. Without the list each fourth layer, or one of
+    `no_rope_layer_interval`, goes without.
+    """
+    if fields.get("no_rope_layers") is None:
+        every = fields.positive("no_rope_layer_interval", 4)
+        return tuple(range(every - 1, layers, every))
+    flags = fields.items("no_rope_layers")
+    if len(flags) < layers or any(flag not in (0, 1) for flag in flags):
+        fields.refuse("no_rope_layers", f"a list of 0 or 1 for each of {layers} layers")
+    return tuple(layer for layer in range(layers) if flags[layer] == 0)
 
 
 def _window(fields: ConfigReader, known: _Defaults, source: str) -> int | None:

@@ -13,6 +13,7 @@ from photon_ext.models.loading.config_reader import MAX_POSITIONS, ConfigReader
 class RotaryDefaults(NamedTuple):
     """What transformers knows of a family's rotation where its config.json does not say it."""
 
+    theta: float = 10000.0
     partial: bool = False  # `partial_rotary_factor` counts
 
 
@@ -38,7 +39,7 @@ def hf_rotary(
         or fields.object("rope_parameters")
         or ConfigReader({}, source)
     )
-    theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
+    theta = rope.number("rope_theta", fields.number("rope_theta", known.theta))
     within = rope if rope.get("partial_rotary_factor") is not None else fields
     dims = int(head_dim * within.number("partial_rotary_factor", 1.0))
     if dims != head_dim and not known.partial:
