@@ -15,6 +15,7 @@ class Family(Enum):
     QWEN2 = "qwen2"
     QWEN3 = "qwen3"
     MISTRAL = "mistral"
+    GRANITE = "granite"
     SMOLLM3 = "smollm3"
     PHI3 = "phi3"
 
@@ -75,6 +76,9 @@ class ModelConfig:
     rotary_dims: int | None = None  # the first of each head, which are rotated; None: all
     rope_scaling: RopeScaling = RopeScaling()
     unrotated: tuple[int, ...] = ()  # layers whose q and k are not rotated
+    attention_scale: float | None = None  # of q's products with k; None: head_dim ** -0.5
+    residual_multiplier: float = 1.0  # of what o and down add to the residual
+    logits_divisor: float = 1.0
     tied_embeddings: bool = False
     qkv_bias: bool = False  # q, k and v projections carry a bias
     o_bias: bool = False  # the o projection carries a bias

@@ -156,6 +156,30 @@ def test_hazard_e8_flags_that_are_none_are_refused(flags: object) -> None:
         hf_config(changed(PUBLISHED["smollm3"], no_rope_layers=flags))
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("embedding_multiplier", 3.0),
+        ("residual_multiplier", 0.7),
+        ("logits_scaling", 5.0),
+        ("attention_multiplier", 0.4),
+        ("attention_multiplier", "absent"),
+    ],
+)
+def test_hazard_e9_each_multiplier_stands_where_transformers_has_it(
+    key: str, value: float | str, tied: bool, tmp_path: Path
+) -> None:
+    """Logits are divided; attention's replaces 1 / sqrt(head_dim), and is 1 by default."""
+    values = changed(PUBLISHED["granite-3"], tie_word_embeddings=tied, **{key: value})
+    model, harness = loaded(values, tmp_path)
+    before = reference_logits(
+        random_model({**PUBLISHED["granite-3"], "tie_word_embeddings": tied}), LONG[:30]
+    )
+    assert (reference_logits(model, LONG[:30]) - before).abs().max() > 0.01
+    assert_logits_equal(model, harness, LONG[:30])
+
+
 def test_hazard_e6_factors_are_those_of_the_rotated_part_and_the_rest_stays(tmp_path: Path) -> None:
     values = PUBLISHED["phi-4-mini"]
     config = hf_config(values)

@@ -88,7 +88,7 @@ def empty_attention(
         o=empty_projection(o, config.q_size, empty, bias=config.o_bias),
         q_norm=empty(config.head_dim) if config.qk_norm else None,
         k_norm=empty(config.head_dim) if config.qk_norm else None,
-        scale=config.head_dim**-0.5,
+        scale=config.attention_scale or config.head_dim**-0.5,
         rotates=index not in config.unrotated,
     )
 

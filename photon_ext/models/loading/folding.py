@@ -6,6 +6,9 @@ import torch
 
 from photon_ext.models.config import ModelConfig
 
+FINAL_NORM = "model.norm"
+_ADDS_TO_RESIDUAL = ("self_attn.o_proj", "mlp.down_proj")
+
 
 def folded(config: ModelConfig, module: str, tensor: torch.Tensor) -> torch.Tensor:
     """A parameter as the decoder has it.
@@ -13,6 +16,10 @@ def folded(config: ModelConfig, module: str, tensor: torch.Tensor) -> torch.Tens
     `module`: whose it is, as Hugging Face names it; `tensor` [n, ...]: its weight, its bias, or B
     of an adapter, by the module's outputs.
     """
+    if module.endswith(_ADDS_TO_RESIDUAL) and config.residual_multiplier != 1:
+        return tensor.float() * config.residual_multiplier
+    if module == FINAL_NORM and config.logits_divisor != 1:
+        return tensor.float() / config.logits_divisor
     if module.endswith("self_attn.qkv_proj") and config.rotated < config.head_dim:
         return tensor[_rotated_halves(config)]
     return tensor

@@ -27,6 +27,7 @@ class _Defaults(NamedTuple):
     always_slides: bool = False  # `use_sliding_window` and `layer_types` play no part
     rotary: RotaryDefaults = RotaryDefaults()
     skips_rotation: bool = False  # in the layers that `no_rope_layers` has a 0 for
+    multipliers: bool = False  # of embeddings, residual, attention and logits
     tied: bool = False  # where `tie_word_embeddings` is absent
 
 
@@ -37,6 +38,7 @@ _FAMILIES = {
     Family.MISTRAL: _Defaults(
         "MistralForCausalLM", biases=(False, False), window=4096, always_slides=True
     ),
+    Family.GRANITE: _Defaults("GraniteForCausalLM", multipliers=True),
     Family.SMOLLM3: _Defaults(
         "SmolLM3ForCausalLM", rotary=RotaryDefaults(theta=2e6), skips_rotation=True, tied=True
     ),
@@ -64,6 +66,7 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     max_positions = fields.positive("max_position_embeddings", most=MAX_POSITIONS)
     head_dim = fields.positive("head_dim", known.head_dim or hidden // q_heads)
     rotary = hf_rotary(fields, known.rotary, head_dim, max_positions, source)
+    multipliers = _multipliers(fields) if known.multipliers else _Multipliers()
     qkv_bias, o_bias = known.biases or (fields.flag("attention_bias"),) * 2
     return ModelConfig(
         family=family,
@@ -74,11 +77,14 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
         head_dim=head_dim,
         intermediate=fields.positive("intermediate_size"),
         vocab=fields.positive("vocab_size"),
-        rms_eps=fields.number("rms_norm_eps"),
+        rms_eps=fields.number("rms_norm_eps") / multipliers.embedding**2,
         rope_theta=rotary.theta,
         rotary_dims=rotary.dims,
         rope_scaling=rotary.scaling,
         unrotated=_unrotated(fields, layers) if known.skips_rotation else (),
+        attention_scale=multipliers.attention,
+        residual_multiplier=multipliers.residual / multipliers.embedding,
+        logits_divisor=multipliers.logits,
         tied_embeddings=fields.flag("tie_word_embeddings", known.tied),
         qkv_bias=qkv_bias,
         o_bias=o_bias,
@@ -120,6 +126,29 @@ def _refuse_options(fields: ConfigReader, source: str) -> None:
             f"{source}: weights quantized with {shown(method)} are not supported; use plain "
             "weights or a GGUF file"
         )
+
+
+class _Multipliers(NamedTuple):
+    """Those of Granite.
+
+    The decoder has none for embeddings, so that a head may be tied to their table: its residual is
+    the model's divided by `embedding`. So is what layers add to it, and by the square of that the
+    epsilon of their norms, which give the same numbers then.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
+    attention: float | None = None
+
+
+def _multipliers(fields: ConfigReader) -> _Multipliers:
+    return _Multipliers(
+        fields.number("embedding_multiplier", 1.0),
+        fields.number("residual_multiplier", 1.0),
+        fields.number("logits_scaling", 1.0),
+        fields.number("attention_multiplier", 1.0),
+    )
 
 
 def _unrotated(fields: ConfigReader, layers: int) -> tuple[int, ...]:
