@@ -283,7 +283,7 @@ def test_weights_that_do_not_fit_the_config_are_named(
             {},
             r"the prompt holds a tuple \(whose text cannot be made\), which is no token id",
         ),
-        ([{"text": 10**5000}], {}, "no tokenizer"),
+        ([{"text": 10**5000}], {}, r"the chat holds a dict \(whose text cannot be made\)"),
         ("text", {}, "no tokenizer; give the prompt as a list of token ids"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens is 0; give an integer from 1 to"),
         (PROMPT, {"max_new_tokens": -4}, "max_new_tokens is -4"),
