@@ -81,7 +81,13 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--json-schema", metavar="FILE", help="the answer is JSON of the schema in this file"
     )
     form.add_argument("--regex", help="the answer is matched by this regular expression")
-    form.add_argument("--choice", metavar="A,B", help="the answer is one of these texts")
+    form.add_argument(
+        "--choice",
+        action="append",
+        metavar="A,B",
+        help="the answer is one of these texts; given more than once, each is one text, commas and "
+        "all",
+    )
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +150,8 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="smollm2",
-        help="smollm2 (default), a Hugging Face directory, or a .gguf file",
+        help="smollm2 (default), a Hugging Face directory, a .gguf file, or the id of a model in "
+        "the local cache of the Hugging Face Hub",
     )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument(

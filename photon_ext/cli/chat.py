@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import suppress
 
 from photon_ext.cli.model import open_engine, sampling_params
 from photon_ext.cli.terminal import complain, say
 from photon_ext.engine import Engine, Output, Request
-from photon_ext.errors import RequestError
+from photon_ext.errors import RequestError, shown
 from photon_ext.sampling import SamplingParams
 
-EXIT, NEW = "/exit", "/new"
-HELP = f"{EXIT} or Ctrl-D ends the chat, {NEW} begins another, Ctrl-C ends an answer"
+EXIT, NEW, TELL = "/exit", "/new", "/help"
+HELP = (
+    f"{EXIT} or Ctrl-D ends the chat, {NEW} begins another, Ctrl-C ends an answer, // begins a "
+    "line that is sent with one /"
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -20,13 +24,18 @@ def run(arguments: argparse.Namespace) -> int:
     params = sampling_params(arguments)
     with open_engine(arguments) as engine:
         if _is_terminal():
+            _edit_lines()
             complain(HELP)
         chat = Chat(engine, params, arguments.system)
         while (text := _read()) not in (None, EXIT):
             if text == NEW:
                 chat.begin()
+            elif text == TELL:
+                complain(HELP)
+            elif (command := _command(text)) is not None:
+                complain(f"there is no command {shown(command)}; {HELP}")
             elif text:
-                chat.turn(text)
+                chat.turn(text.replace("//", "/", 1) if text.startswith("//") else text)
     return 0
 
 
@@ -88,6 +97,18 @@ def _read() -> str | None:
             complain(HELP)
         except (UnicodeDecodeError, RuntimeError) as error:  # the latter: stdin is closed
             raise RequestError(f"stdin cannot be read ({error}); send text") from error
+
+
+def _command(text: str | None) -> str | None:
+    """A first word such as /help; a path has another / or a dot."""
+    word = (text or "").partition(" ")[0]
+    return word if word[:1] == "/" and word[1:].isalpha() else None
+
+
+def _edit_lines() -> None:
+    """From here on `input` knows the keys of an editor, and the lines before."""
+    with suppress(ImportError):  # not on every system
+        import readline  # noqa: F401
 
 
 def _is_terminal() -> bool:

@@ -67,7 +67,7 @@ def _params(arguments: argparse.Namespace) -> SamplingParams:
         arguments,
         json_schema=None if file is None else _read_schema(file),
         regex=arguments.regex,
-        choice=None if choice is None else choice.split(","),
+        choice=choice[0].split(",") if choice is not None and len(choice) == 1 else choice,
     )
 
 
@@ -120,13 +120,18 @@ def _stream_in(view: View, request: Request) -> None:
 
 
 def _summary(output: Output, stats: MeterSnapshot) -> str:
-    gap = "not measured" if stats.step_gap_us is None else f"{stats.step_gap_us:.0f} us"
-    rate = "-" if output.tokens_per_s is None else f"{output.tokens_per_s:.1f}"
-    first = "-" if output.ttft_ms is None else f"{output.ttft_ms:.0f} ms"
-    return (
-        f"[{len(output.token_ids)} tokens ({output.finish_reason}), {rate} tokens/s, first token "
-        f"after {first}, step gap {gap} (median), depth {stats.depth}, {stats.device}]"
-    )
+    """What is known of it: there is no rate of one token, nor a first token of none."""
+    count, rate, first = len(output.token_ids), output.tokens_per_s, output.ttft_ms
+    gap = "not measured" if stats.step_gap_us is None else f"{stats.step_gap_us:.0f} us (median)"
+    figures = [
+        f"{count} {'token' if count == 1 else 'tokens'} ({output.finish_reason})",
+        None if rate is None else f"{rate:.1f} tokens/s",
+        None if first is None else f"first token after {first:.0f} ms",
+        f"step gap {gap}",
+        f"depth {stats.depth}",
+        stats.device,
+    ]
+    return f"[{', '.join(figure for figure in figures if figure is not None)}]"
 
 
 def _as_json(output: Output, stats: MeterSnapshot) -> str:

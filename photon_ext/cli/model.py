@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 import photon_ext
@@ -33,6 +34,8 @@ def open_engine(arguments: argparse.Namespace, **options: Any) -> Engine:
         raise ModelError(
             f"{path} has no {TOKENIZER_FILE}; copy it there (save_pretrained of the tokenizer)"
         )
+    if sys.stderr.isatty():  # somebody waits
+        complain(f"loading {arguments.model} ...")
     engine = Engine.from_pretrained(
         arguments.model,
         device=arguments.device,

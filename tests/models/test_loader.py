@@ -166,3 +166,95 @@ def test_a_missing_package_says_how_to_get_it(
         ModelError, match="needs the Python package 'safetensors'; pip install safetensors"
     ):
         load_model(tmp_path)
+
+
+# --- the Hub's cache ------------------------------------------------------------------------------
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "hub"
+
+
+def downloaded(hub: Path, model: str, ref: str | None = COMMIT) -> Path:
+    """A model as huggingface_hub puts it there."""
+    folder = hub / f"models--{model.replace('/', '--')}"
+    snapshot, blobs = folder / "snapshots" / COMMIT, folder / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    saved_tiny_model("llama-plain", blobs)
+    for file in blobs.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    if ref is not None:
+        (folder / "refs").mkdir()
+        (folder / "refs" / "main").write_text(ref)
+    return snapshot
+
+
+@pytest.mark.parametrize("ref", [COMMIT, None])
+def test_an_id_of_the_hub_is_what_was_downloaded_of_it(hub: Path, ref: str | None) -> None:
+    snapshot = downloaded(hub, "some-one/Tiny-0.1B", ref)
+    assert resolve_model("some-one/Tiny-0.1B") == snapshot
+    assert load_model("some-one/Tiny-0.1B").weights.dtype is torch.float32
+
+
+def test_an_id_that_was_not_downloaded_says_how_to_get_it(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket", lambda *_: pytest.fail("it asked the network"))
+    with pytest.raises(
+        ModelError,
+        match=r"^model 'a/b': no such .* Hub cache .*; get it with `hf download a/b`, or",
+    ):
+        resolve_model("a/b")
+    snapshot = downloaded(hub, "a/b")
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r" has no \*\.safetensors; get it with `hf download a/b`"):
+        resolve_model("a/b")
+    (snapshot / "config.json").unlink()
+    with pytest.raises(ModelError, match=r" has no config\.json and no \*\.saf"):
+        resolve_model("a/b")
+    (snapshot / "tiny.gguf").touch()
+    assert resolve_model("a/b") == snapshot / "tiny.gguf"
+
+
+@pytest.mark.parametrize("ref", ["../../../other", "f" * 40, "", "x"])
+def test_a_damaged_cache_is_no_model(hub: Path, ref: str) -> None:
+    downloaded(hub, "a/b", ref)
+    with pytest.raises(ModelError, match="hf download a/b"):
+        resolve_model("a/b")
+
+
+@pytest.mark.parametrize("model", ["./a/b", "/a/b", "a/b/c", "a/b.gguf", "a", "../b", "~/b"])
+def test_a_path_is_no_id(hub: Path, model: str) -> None:
+    with pytest.raises(ModelError, match="no such file or directory; expected 'smollm2'"):
+        resolve_model(model)
+
+
+def test_a_directory_comes_before_an_id(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloaded(hub, "a/b")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    saved_tiny_model("llama-plain", tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("a/b") == Path("a/b")
+
+
+@pytest.mark.parametrize(
+    ("variable", "below"),
+    [("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("XDG_CACHE_HOME", "huggingface/hub")],
+)
+def test_the_cache_is_where_the_environment_says(
+    variable: str, below: str, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv(variable, str(tmp_path))
+    snapshot = downloaded(tmp_path / below, "a/b")
+    assert resolve_model("a/b") == snapshot

@@ -9,6 +9,8 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import math
+import sys
+from struct import Struct
 from typing import Any
 
 import numpy as np
@@ -70,6 +72,10 @@ class GgufReader(GGUFReader):  # type: ignore[misc]
             raise ValueError(
                 f"{count[0]} elements of an array at byte {start}, expected up to {MAX_SIZE}"
             )
+        if element is GGUFValueType.STRING:
+            size, texts = self._texts(start, int(count[0]))
+            parts, places = [kind, count, *texts], [*range(2, 2 + len(texts))]
+            return _ARRAY_BYTES + size, parts, places, [GGUFValueType.ARRAY, element]
         if dtype is None:
             return super()._get_field_parts(orig_offs, raw_type)
         values = self._get(
@@ -81,6 +87,24 @@ class GgufReader(GGUFReader):  # type: ignore[misc]
             [2],
             [GGUFValueType.ARRAY, element],
         )
+
+    def _texts(self, start: int, count: int) -> tuple[int, list[memoryview]]:
+        """Bytes of an array of texts, and the bytes of each. The package takes seconds for the
+        hundred thousand of a vocabulary.
+        """
+        memory, swapped = memoryview(self.data), self.byte_order == "S"
+        length = Struct(">Q" if swapped == (sys.byteorder == "little") else "<Q").unpack_from
+        texts, begin = [], start
+        for _ in range(count):
+            if begin + _STRING_BYTES > len(memory):
+                self._check_count("bytes of a length", _STRING_BYTES, begin, 1)
+            (size,) = length(memory, begin)
+            begin += _STRING_BYTES
+            if begin + size > len(memory):
+                self._check_count("bytes of a text", size, begin, 1)
+            texts.append(memory[begin : begin + size])
+            begin += size
+        return begin - start, texts
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
         if self.alignment > _MAX_ALIGNMENT:

