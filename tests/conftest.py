@@ -52,8 +52,9 @@ SKIPPED_FILES: dict[str, set[str]] = {}  # test file -> missing packages that it
 def pytest_configure(config: pytest.Config) -> None:
     """What is imported and collected stays: to look for garbage in it took a fifth of the time."""
     gc.disable()
-    emulated = "PHOTON_OPS_LIBRARY" in os.environ  # where everything is slow
-    config.pluginmanager.register(Durations(math.inf if emulated else MOST_S))
+    # what is slow on the emulated kernels, or needs a GPU, waits for no one who changes a line
+    held = "PHOTON_OPS_LIBRARY" not in os.environ and not torch.cuda.is_available()
+    config.pluginmanager.register(Durations(MOST_S if held else math.inf))
 
 
 @pytest.fixture(scope="session", autouse=True)
