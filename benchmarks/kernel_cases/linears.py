@@ -15,6 +15,7 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import NARROW_BATCH_TOKENS
+from photon_ext.models.layers.block import empty_block
 
 WAYS = ("portable", "hopper")
 MANY_TOKENS = 65  # from here on only the kernels made for so many are measured
@@ -33,16 +34,21 @@ class Projection(NamedTuple):
     batch: str = ""
 
 
+FUSED = {
+    "qkv": ("norm_linear_into",),
+    "o": ("linear_residual_", "linear_norm_into"),
+    "gate_up": ("norm_swiglu_into", "swiglu_into"),
+    "down": ("linear_residual_", "linear_norm_into"),
+}
+
+
 def projections(config: ModelConfig) -> list[Projection]:
     """Every weight matrix of a layer, and the lm head."""
-    hidden, intermediate = config.hidden, config.intermediate
-    return [
-        Projection("qkv", config.qkv_size, hidden, "norm_linear_into"),
-        Projection("o", hidden, config.q_size, "linear_residual_", "linear_norm_into"),
-        Projection("gate_up", 2 * intermediate, hidden, "norm_swiglu_into", "swiglu_into"),
-        Projection("down", hidden, intermediate, "linear_residual_", "linear_norm_into"),
-        Projection("lm_head", config.vocab, hidden, "norm_linear_into"),
+    layer = empty_block(config, 0, partial(torch.empty, device="meta")).projections()
+    found = [
+        Projection(name, one.weight.n, one.weight.k, *FUSED[name]) for name, one in layer.items()
     ]
+    return [*found, Projection("lm_head", config.vocab, config.hidden, "norm_linear_into")]
 
 
 def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
