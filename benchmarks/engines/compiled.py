@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.common.result import BenchmarkError
 from benchmarks.engines import peer
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.layers.block import Block
@@ -46,6 +47,9 @@ class StaticDecoder(nn.Module):
         self, config: ModelConfig, weights: DecoderWeights, batch: int, length: int
     ) -> None:
         super().__init__()
+        if config.attention_scale is not None or config.unrotated:
+            told = "layers without rotation, or with a scale of attention of their own"
+            raise BenchmarkError(f"a {config.family.value} model has {told}; take another family")
         self.config, shape = config, (batch, config.kv_heads, length, config.head_dim)
         self.layers = nn.ModuleList(_Layer(config, each, shape) for each in weights.layers)
         cos, sin = rope_tables(config, length, weights.device)

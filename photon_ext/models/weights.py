@@ -6,8 +6,8 @@ loader is a loop over it. Which there are, the layers themselves say (layers/).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial
 
 import torch
@@ -23,7 +23,8 @@ from photon_ext.models.layers.weight import Weight
 class DecoderWeights:
     """All parameters of a model, on one device, in one dtype, and the settings of its layers.
 
-    The weight of `head` is `embedding` itself where they are tied.
+    The weight of `head` is `embedding` itself where they are tied. Its bias is no parameter:
+    `without_ids` makes it.
     """
 
     embedding: Weight  # [vocab, H]
@@ -79,6 +80,16 @@ def empty_weights(
     )
 
 
+def without_ids(weights: DecoderWeights, ids: Sequence[int]) -> DecoderWeights:
+    """The same, with a bias of the head by which no token of `ids` is ever sampled."""
+    if not ids:
+        return weights
+    assert weights.head.norm is not None
+    bias = weights.head.norm.new_zeros(weights.head.weight.n)
+    bias[list(ids)] = -torch.inf
+    return replace(weights, head=replace(weights.head, bias=bias))
+
+
 def check_weights(config: ModelConfig, weights: DecoderWeights) -> None:
     """Raises ConfigError unless all parameters of `config` are there as the kernels want them, and
     the settings of layers are its own.
@@ -95,7 +106,10 @@ def check_weights(config: ModelConfig, weights: DecoderWeights) -> None:
             f"the weights have {len(weights.layers)} layers and the config {config.layers}; give "
             "those of one model"
         )
-    expected = dict(_leaves(empty_weights(config, weights.dtype, "meta")))
+    wanted_weights = empty_weights(config, weights.dtype, "meta")
+    if weights.head.bias is not None:
+        wanted_weights = without_ids(wanted_weights, [0])
+    expected = dict(_leaves(wanted_weights))
     for name, value in _leaves(weights):
         found, wanted = _shown(value), _shown(expected.get(name), weights.device)
         if found != wanted:
@@ -138,7 +152,7 @@ def weight_slots(weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor]]:
     assert weights.head.norm is not None
     yield "model.norm.weight", weights.head.norm
     if not weights.tied:
-        yield from weights.head.slots()
+        yield from weights.head.weight.slots("lm_head")
 
 
 def random_weights(

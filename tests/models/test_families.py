@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 from transformers import PreTrainedModel
 
 from photon_ext.errors import ConfigError, ModelError
@@ -95,6 +97,37 @@ def test_an_adapter_gives_pefts_tokens(name: str, tmp_path: Path) -> None:
     expected = [greedy_ids(adapted, prompt, 16) for prompt in PROMPTS]
     assert expected != [greedy_ids(model, prompt, 16) for prompt in PROMPTS]
     assert harness.greedy(PROMPTS, 16) == expected
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_hazard_e4_ids_without_a_token_are_never_sampled(tied: bool, tmp_path: Path) -> None:
+    """Their rows of the head are large enough that transformers samples nothing else. One is an
+    end token all the same, and may come.
+    """
+    missing = [50, *range(120, 131)]
+    values = changed(PUBLISHED["qwen2.5"], tie_word_embeddings=tied, eos_token_id=[2, 125])
+    model = saved_random_model(values, tmp_path)
+    words = {f"w{token}": token for token in range(131) if token not in missing}
+    Backend(models.WordLevel(words, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
+    harness = Harness(*load_model(tmp_path, torch.float32)[:2])
+    known = [token for token in range(131) if token not in missing or token == 125]
+    logits, expected = (
+        harness.prefill([Chunk(1, 0, LONG[:30])])[0],
+        reference_logits(model, LONG[:30]),
+    )
+    torch.testing.assert_close(logits[known], expected[-1][known], atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        model.lm_head.weight[missing] *= 100
+    model.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert {token for prompt in PROMPTS for token in greedy_ids(model, prompt, 8)} <= set(missing)
+    params = [
+        SamplingParams(temperature=t, max_new_tokens=20, logprobs=5, ignore_eos=True, seed=1)
+        for t in (0.0, 1.0, 50.0)
+    ]
+    with tiny_engine(tmp_path, 2) as engine:
+        outputs = engine.generate([LONG[:9]] * 3, params)
+    assert {token for output in outputs for token in output.token_ids} <= set(known)
 
 
 @pytest.mark.parametrize(

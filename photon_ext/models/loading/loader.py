@@ -16,7 +16,7 @@ from photon_ext.models.loading.model_files import (
     resolve_model,
 )
 from photon_ext.models.text.text_files import present
-from photon_ext.models.weights import DecoderWeights
+from photon_ext.models.weights import DecoderWeights, without_ids
 
 if TYPE_CHECKING:
     from photon_ext.models.text.tokenizer import Tokenizer
@@ -90,7 +90,7 @@ def _load_directory(
     config = directory_config(directory)
     tokenizer = Tokenizer.from_directory(directory) if present(directory / TOKENIZER_FILE) else None
     weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
-    return _with_tokenizer_eos(config, weights, tokenizer, directory / TOKENIZER_FILE)
+    return _with_tokenizer(config, weights, tokenizer, directory / TOKENIZER_FILE)
 
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
@@ -103,7 +103,7 @@ def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     config = gguf_config(file)
     tokenizer = Tokenizer.from_gguf(file)
     weights = load_gguf_weights(file, config, dtype or default_dtype(config), device)
-    return _with_tokenizer_eos(config, weights, tokenizer, path)
+    return _with_tokenizer(config, weights, tokenizer, path)
 
 
 def default_dtype(config: ModelConfig) -> torch.dtype:
@@ -111,11 +111,14 @@ def default_dtype(config: ModelConfig) -> torch.dtype:
     return torch.float32 if config.prefers_float32 else torch.bfloat16
 
 
-def _with_tokenizer_eos(
+def _with_tokenizer(
     config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None, source: Path
 ) -> LoadedModel:
-    return LoadedModel(
-        config.with_eos(tokenizer.eos_id, source=str(source)) if tokenizer else config,
-        weights,
-        tokenizer,
-    )
+    """The model with the tokenizer's end token, which never samples what has no token, but for the
+    end tokens of other files.
+    """
+    if tokenizer is None:
+        return LoadedModel(config, weights, None)
+    config = config.with_eos(tokenizer.eos_id, source=str(source))
+    unknown = set(tokenizer.ids_without_token(config.vocab)) - set(config.eos_ids)
+    return LoadedModel(config, without_ids(weights, sorted(unknown)), tokenizer)

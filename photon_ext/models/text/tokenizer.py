@@ -229,6 +229,13 @@ class Tokenizer:
         found: int | None = self._backend.token_to_id(token)
         return found
 
+    def ids_without_token(self, vocab: int) -> list[int]:
+        """Of a model's `vocab` ids those that this tokenizer has no token for: models have more
+        rows than tokens, so that sizes are round.
+        """
+        known = set(self._backend.get_vocab(with_added_tokens=True).values())
+        return [token for token in range(vocab) if token not in known]
+
     def _special_id(self, token: str | None) -> int | None:
         return None if token is None else self.token_id(token)
 
