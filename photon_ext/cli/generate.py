@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from photon_ext.cli.model import open_engine, sampling_params
 from photon_ext.cli.terminal import complain, say
-from photon_ext.engine import Output, Request
+from photon_ext.engine import Engine, Output, Request
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.observe.live import View, open_view
 from photon_ext.observe.meter import MeterSnapshot
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             say("")  # before the meter's last line and the summary, where all go to one file
     if arguments.json:
-        say(_as_json(output, stats))
+        say(_as_json(output, stats, engine))
     else:
         complain(_summary(output, stats))
     if output.finish_reason == "timeout":
@@ -134,9 +134,14 @@ def _summary(output: Output, stats: MeterSnapshot) -> str:
     return f"[{', '.join(figure for figure in figures if figure is not None)}]"
 
 
-def _as_json(output: Output, stats: MeterSnapshot) -> str:
+def _as_json(output: Output, stats: MeterSnapshot, engine: Engine) -> str:
     logprobs = [
-        {"token_id": token, "logprob": found.sampled, "top": found.top}
+        {
+            "token_id": token,
+            "text": engine.token_text(token),
+            "logprob": found.sampled,
+            "top": [[other, logprob, engine.token_text(other)] for other, logprob in found.top],
+        }
         for token, found in zip(output.token_ids, output.logprobs, strict=False)
     ]
     prompt = [{"logprob": found.sampled, "top": found.top} for found in output.prompt_logprobs]

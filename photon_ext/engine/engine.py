@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from photon_ext._library import log_fallbacks
-from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
+from photon_ext.checks import Prefill, check_callable, check_count, check_ids, check_prefill
 from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import EmbedsMemory, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
@@ -22,7 +23,7 @@ from photon_ext.engine.options import choose_device, named_options
 from photon_ext.engine.output import Output
 from photon_ext.engine.parts import make_parts
 from photon_ext.engine.prompts import Message, Prompt
-from photon_ext.engine.request import Request
+from photon_ext.engine.request import Progress, Request, wait_for_ends
 from photon_ext.engine.request_options import RequestKeywords, RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.spatial import SpatialSkills
@@ -75,6 +76,7 @@ class Engine(SpatialSkills):
     Attributes:
         tokenizer: the model's (models.tokenizer); None where only token ids are served.
         vocab_size: width of the logits; token ids lie below it.
+        max_rows: requests that run at once.
         depth: steps in flight, 1 or 2.
         device: where it runs, "cpu" or "cuda:N".
         meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing (observe.meter).
@@ -140,6 +142,7 @@ class Engine(SpatialSkills):
             max_waiting = check_count("max_waiting", max_waiting, least=0) + rows
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self.max_rows = rows
         self.depth = runtime.depth
         self.region = region
         self.device = device
@@ -294,19 +297,24 @@ class Engine(SpatialSkills):
 
     def generate(
         self,
-        prompts: Seq[Prompt],
+        prompts: Seq[Prompt] | Iterator[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         raw: bool = False,
         n: int = 1,
+        progress: Progress | None = None,
         **options: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Generates for all prompts, batched, and waits for them.
 
         Args:
-            prompts: each a string, a list of token ids, a list of chat messages, or
+            prompts: a list, or an iterator, of prompts; or a string, which is one. Each a string, a
+                list of token ids, a list of chat messages, or
                 {"prompt_embeds": ...}: a tensor [n, hidden] in the place of tokens, or a list of
                 parts, each such a tensor, a text, or token ids.
+            progress: a function that is called on this thread with how many requests have ended,
+                and how many there are, at the begin and whenever one ends; what it raises cancels
+                them, and is raised.
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
@@ -314,8 +322,9 @@ class Engine(SpatialSkills):
                 the first is the answer of that seed, the others those of the seeds that follow.
                 The first alone has `prompt_logprobs`.
                 With n above 1 a constraint needs a method `fresh()`.
-            options: priority, timeout_s, deadline, cache_salt, lora, tools, tool_choice, skill and
-                max_objects, see RequestOptions.of; for all.
+            options: priority, timeout_s, deadline, cache_salt, lora, tools, tool_choice, skill,
+                max_objects, chat_template_kwargs, continue_final_message and
+                special_tokens_in_messages, see RequestOptions.of; for all.
 
         Returns:
             One output per prompt, in order, or `n` in a row for each. What goes wrong while a
@@ -332,7 +341,8 @@ class Engine(SpatialSkills):
         self._queue.check_wait()
         asked = RequestOptions.of(**options)
         count = check_count("n", n, most=MOST_ANSWERS)
-        return self._answers(self._input.make_all(prompts, params, raw, asked, count))
+        check_callable("progress", progress)
+        return self._answers(self._input.make_all(prompts, params, raw, asked, count), progress)
 
     @overload
     def submit(
@@ -391,12 +401,34 @@ class Engine(SpatialSkills):
             raise
         return requests[0] if n is None else requests
 
+    @overload
     def chat(
         self,
         messages: Seq[Message],
         params: SamplingParams | None = None,
+        *,
+        n: None = None,
         **options: Unpack[RequestKeywords],
-    ) -> Output:
+    ) -> Output: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        n: int,
+        **options: Unpack[RequestKeywords],
+    ) -> list[Output]: ...
+
+    def chat(
+        self,
+        messages: Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        n: int | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> Output | list[Output]:
         """Answers one conversation, and waits for the answer, which Ctrl-C cancels; `submit` takes
         messages as well, for an answer piece by piece.
 
@@ -409,6 +441,7 @@ class Engine(SpatialSkills):
                 {"type": "image", "image": ...} (see `encode_image`), {"type": "embeds", "embeds":
                 ...}.
             params: None: the defaults.
+            n: so many answers, as a list; see `generate`.
             options: as in `generate`.
 
         Raises:
@@ -421,7 +454,9 @@ class Engine(SpatialSkills):
             )
         self._queue.check_wait()
         asked = RequestOptions.of(**options)
-        return self._answers([self._input.make(messages, params, False, asked)])[0]
+        count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
+        outputs = self._answers(self._input.make_answers(messages, params, False, asked, count))
+        return outputs[0] if n is None else outputs
 
     def load_lora(self, name: str, path: str | Path) -> None:
         """Reads an adapter, for requests with `lora=name`; while the engine serves, on the calling
@@ -458,6 +493,17 @@ class Engine(SpatialSkills):
         """
         return self._input.embeds.read_image(image)
 
+    def token_text(self, token: int) -> str:
+        """The text of one id, as of `Output.token_ids` and of log-probabilities: special tokens by
+        their names, U+FFFD for a part of a character.
+
+        Raises RequestError: the engine has no tokenizer, or the id is none of the model.
+        """
+        (checked,) = check_ids("token_text", (token,), self.vocab_size)
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer; it serves token ids alone")
+        return self.tokenizer.decode((checked,), skip_special_tokens=False)
+
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.
 
@@ -492,14 +538,31 @@ class Engine(SpatialSkills):
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        limits, tokens = self._input.limits, "no tokenizer"
+        if self.tokenizer is not None:
+            tokens = f"tokenizer of {self.tokenizer.source}"
+        return (
+            f"<Engine on {self.device}: {self.max_rows} rows of {limits.max_len} tokens, "
+            f"{self.vocab_size} ids, depth {self.depth}, {tokens}>"
+        )
+
     def _post(self, sequences: Seq[Sequence]) -> None:
         self._queue.post(sequences)
         self._thread.ensure(self.close)
 
-    def _answers(self, sequences: Seq[Sequence]) -> list[Output]:
+    def _answers(self, sequences: Seq[Sequence], progress: Progress | None = None) -> list[Output]:
         """Queues requests and waits for them; cancels them where nobody waits any more."""
         try:
             self._post(sequences)
+            if progress is not None:
+                wait_for_ends([sequence.request for sequence in sequences], progress)
             return [sequence.request.result() for sequence in sequences]
         except QueueFull:  # nothing was queued
             raise

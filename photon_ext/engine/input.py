@@ -4,7 +4,7 @@ once, on the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -64,7 +64,7 @@ class InputProcessor:
 
     def make_all(
         self,
-        prompts: Seq[Prompt],
+        prompts: Seq[Prompt] | Iterator[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None,
         raw: bool,
         options: RequestOptions,
@@ -73,10 +73,14 @@ class InputProcessor:
         """``n`` for each prompt. Raises RequestError, ConfigError: the message names the prompt;
         QueueFull, before one is encoded: there is no place for all of them.
         """
-        if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
+        if isinstance(prompts, Iterator):
+            prompts = list(prompts)
+        elif isinstance(prompts, str):
+            prompts = [prompts]
+        if isinstance(prompts, (bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
             raise ConfigError(
-                f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
-                "generate(['Hello'])"
+                f"prompts is a {type(prompts).__name__}; give a list or an iterator of prompts, "
+                "for instance generate(['Hello']), or a string"
             )
         if isinstance(params, Seq) and len(params) != len(prompts):
             raise ConfigError(

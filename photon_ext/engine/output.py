@@ -52,7 +52,8 @@ class Output:
             token; None without one.
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below
             two tokens.
-        logprobs: of each of token_ids, where they were asked for; else empty.
+        logprobs: of each of token_ids, where they were asked for; else empty. `Engine.token_text`
+            has the text of an id.
         prompt_logprobs: of the tokens of the prompt from the second on, where they were asked for;
             else empty.
         constraint_on: of a request with a constraint, where it was kept: "device", or "host: " and

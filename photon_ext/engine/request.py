@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from photon_ext.sampling.spatial import ObjectReader
 
 Waker = Callable[[], None]
+Progress = Callable[[int, int], object]
 
 
 class Gate:
@@ -175,6 +178,14 @@ class Request(TokenFeed):
                     await gate.wait()
         return self._made_output()
 
+    def __iter__(self) -> Iterator[StreamEvent]:
+        """As `iter`."""
+        return self.iter()
+
+    def __aiter__(self) -> AsyncIterator[StreamEvent]:
+        """As `stream`."""
+        return self.stream()
+
     def __await__(self) -> Generator[Any, None, Output]:
         return self.wait().__await__()
 
@@ -230,6 +241,22 @@ class Request(TokenFeed):
             if not detach and task is not None and (task.cancelled() or cancelling() > 0):
                 self.cancel()
             raise
+
+
+def wait_for_ends(requests: Sequence[Request], progress: Progress) -> None:
+    """Waits until all have ended; calls `progress` with the number of those that have, and of all,
+    at the begin and as often as it grows.
+    """
+    ends: SimpleQueue[int] = SimpleQueue()
+    with ExitStack() as watched:
+        for i, request in enumerate(requests):
+            watched.enter_context(request._woken(request._end_wakers, partial(ends.put, i)))
+        ended = {i for i, request in enumerate(requests) if request.done}
+        progress(len(ended), len(requests))
+        while len(ended) < len(requests):
+            if (i := ends.get()) not in ended:
+                ended.add(i)
+                progress(len(ended), len(requests))
 
 
 def _wake(wakers: set[Waker]) -> None:

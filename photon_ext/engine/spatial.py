@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from photon_ext.checks import is_array
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from photon_ext.engine.output import Output
     from photon_ext.engine.prompts import Prompt
+    from photon_ext.engine.request import Progress
     from photon_ext.engine.request_options import RequestKeywords
     from photon_ext.models.region import RegionConfig
     from photon_ext.sampling import SamplingParams
@@ -32,11 +33,12 @@ class SpatialSkills:
     @abstractmethod
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[Prompt] | Iterator[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         raw: bool = False,
         n: int = 1,
+        progress: Progress | None = None,
         **options: Unpack[RequestKeywords],
     ) -> list[Output]: ...
 

@@ -10,7 +10,7 @@ from functools import cached_property, wraps
 from typing import Any
 
 from photon_ext import row_params
-from photon_ext.checks import as_tuple, check_flag
+from photon_ext.checks import INT32_MAX, as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
 from photon_ext.row_params import FIELDS, SIGNATURE, RowParams, check_names
 from photon_ext.sampling.constraints import Constraint, constraint_fault
@@ -39,9 +39,10 @@ class SamplingParams(RowParams):
     """Sampling parameters of one request, checked when made.
 
     Those of `RowParams` are run by the device; the engine caps max_new_tokens at what the context
-    leaves after the prompt, and adds the model's end tokens to stop_token_ids, of which a request
-    has `max_stop_ids` at most. Stop tokens stay in token_ids, and out of the text unless
-    include_stop. Stop strings and constraints do not wait for min_tokens.
+    leaves after the prompt (None, which is kept as 2147483647: up to there), and adds
+    the model's end tokens to stop_token_ids, of which a request has `max_stop_ids` at most. Stop
+    tokens stay in token_ids, and out of the text unless include_stop. Stop strings and constraints
+    do not wait for min_tokens.
 
     Attributes:
         stop: a string or several that end the request, up to 16384 characters in all; the text is
@@ -82,6 +83,8 @@ class SamplingParams(RowParams):
     constrained: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        if self.max_new_tokens is None:
+            object.__setattr__(self, "max_new_tokens", INT32_MAX)
         super().__post_init__()
         for name in ("stop", "bad_words"):
             object.__setattr__(self, name, _checked_texts(name, getattr(self, name)))

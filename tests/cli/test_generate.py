@@ -71,7 +71,8 @@ def test_json_has_the_log_probabilities_that_were_asked_for(
     assert [found["token_id"] for found in result["logprobs"]] == result["token_ids"]
     for found in result["logprobs"]:  # greedy
         assert len(found["top"]) == 2
-        assert found["top"][0] == [found["token_id"], found["logprob"]]
+        assert found["top"][0] == [found["token_id"], found["logprob"], found["text"]]
+        assert found["text"] == f"w{found['token_id']}"
 
 
 def test_text_goes_to_stdout_and_the_summary_to_stderr(

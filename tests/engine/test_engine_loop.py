@@ -281,7 +281,7 @@ def test_bad_input_is_refused_at_submit_and_the_engine_goes_on(
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        ("hello", None, "prompts is a str"),
+        ({1}, None, "prompts is a set; give a list or an iterator"),
         ([[1], []], None, "prompt 1: the prompt is empty"),
         ([[1], [2]], [SamplingParams()], "1 sampling params for 2 prompts"),
         ([[1]], 0.7, "params is a float"),
