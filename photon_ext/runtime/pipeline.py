@@ -428,9 +428,8 @@ class Pipeline:
         Args:
             fill: called as ``fill(row, words)`` for every constrained row that is sampled and whose
                 tokens are still delivered; sets bit ``id & 31`` of word ``id >> 5`` of the zeroed
-                int32 ``words`` for each allowed id (`set_ids` does). What it
-                raises ends that row alone, but for Ctrl-C on the main thread, which passes
-                through.
+                int32 ``words`` for each allowed id (`set_ids` does). What it raises ends that row
+                alone, but for Ctrl-C on the main thread, which passes through.
             prepare: called once before, with all rows that ``fill`` is going to be called with.
 
         Raises:
