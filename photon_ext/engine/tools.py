@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from photon_ext.checks import as_tuple
 from photon_ext.errors import ConfigError, describe, shown
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.schema_parts import schemas_in
 
 _CHOICES = ("auto", "none", "required")
 _NO_ARGUMENTS: Mapping[str, Any] = {
@@ -18,10 +20,9 @@ _NO_ARGUMENTS: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 _TOOL = "{'type': 'function', 'function': {'name': ..., 'parameters': a JSON schema}}"
-_BEGIN, _END = "<tool_call>", "</tool_call>"
-# keywords of JSON schema whose value holds schemas by name, and those whose value is data
-_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_DATA = frozenset({"const", "enum", "default", "examples"})
+_BEGIN, _END = re.compile(r"<tool_call>\s*"), re.compile(r"\s*(?:</tool_call>|\Z)")
+_MOST_MARKS = 1000  # that are looked at: an error costs a look at all of the text before it
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True)
@@ -98,30 +99,38 @@ class ToolCall:
 
 def calls_in(text: str) -> tuple[ToolCall, ...]:
     """The calls that stand in an answer: all of it as JSON {"name": ..., "arguments": {...}}
-    ("parameters" for some models), or each such JSON behind <tool_call>. What is none is left out.
+    ("parameters" for some models), or each such JSON behind <tool_call>, up to </tool_call> or the
+    text's end. What is none is left out. Texts in a call may hold these marks.
     """
-    found = []
-    for part in [*_tagged(text)] or [text]:
-        try:
-            call = json.loads(part)
-        except (ValueError, RecursionError):
-            continue
-        match call:
-            case {"name": str(name), "arguments": dict(arguments)}:
-                found.append(ToolCall(name, arguments))
-            case {"name": str(name), "parameters": dict(arguments)}:
-                found.append(ToolCall(name, arguments))
-    return tuple(found)
+    call, end = _call_at(text, len(text) - len(text.lstrip()))
+    if call is not None and not text[end:].strip():
+        return (call,)
+    return tuple(_tagged(text))
 
 
-def _tagged(text: str) -> Iterator[str]:
-    """What stands behind each <tool_call>, up to its end or the text's."""
-    begin = text.find(_BEGIN)
-    while begin >= 0:
-        begin += len(_BEGIN)
-        end = text.find(_END, begin)
-        yield text[begin : end if end >= 0 else len(text)]
-        begin = text.find(_BEGIN, end) if end >= 0 else -1
+def _tagged(text: str) -> Iterator[ToolCall]:
+    begin = _BEGIN.search(text)
+    for _ in range(_MOST_MARKS):
+        if begin is None:
+            return
+        call, end = _call_at(text, begin.end())
+        if call is not None and _END.match(text, end):
+            yield call
+        begin = _BEGIN.search(text, end)
+
+
+def _call_at(text: str, begin: int) -> tuple[ToolCall | None, int]:
+    """The call whose JSON begins there, and where it ends; None: it is none."""
+    try:
+        call, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None, begin
+    match call:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return ToolCall(name, arguments), end
+        case {"name": str(name), "parameters": dict(arguments)}:
+            return ToolCall(name, arguments), end
+    return None, begin
 
 
 def _checked_name(tool: object) -> str:
@@ -158,6 +167,13 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
             f"the parameters of tool {shown(name)} are no JSON ({describe(error)}); give a JSON "
             "schema"
         ) from error
+    kind = arguments.get("type", "object")
+    if kind != "object" and (not isinstance(kind, list) or "object" not in kind):
+        raise ConfigError(
+            f"the parameters of tool {shown(name)} have the type {shown(kind)}; give an object's "
+            "JSON schema"
+        )
+    arguments["type"] = "object"
     _move_references(arguments, f"{place}/properties/arguments")
     properties = {"name": {"const": name}, "arguments": arguments}
     return {
@@ -170,23 +186,7 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _move_references(schema: object, place: str) -> None:
     """References into the schema's own document lead to where it stands now."""
-    for part in _schemas_in(schema):
+    for part in schemas_in(schema):
         target = part.get("$ref")
         if isinstance(target, str) and (target == "#" or target.startswith("#/")):
             part["$ref"] = place + target[1:]
-
-
-def _schemas_in(schema: object) -> Iterator[dict[str, Any]]:
-    """All schemas of one, itself included, and not the data in them; their items may be changed."""
-    pending = [schema]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, list):
-            pending += part
-        elif isinstance(part, dict):
-            for name, value in part.items():
-                if name in _NAMED and isinstance(value, dict):
-                    pending += value.values()
-                elif name not in _DATA:
-                    pending.append(value)
-            yield part

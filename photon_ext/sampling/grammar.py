@@ -19,9 +19,12 @@ from photon_ext.sampling.grammar_bounds import (
     check_schema,
     check_size,
 )
+from photon_ext.sampling.open_objects import close_objects
 from photon_ext.sampling.pattern import Either, NotRegular, Pattern, literal
 from photon_ext.sampling.regex_pattern import regex_pattern
+from photon_ext.sampling.schema_parts import schemas_in
 from photon_ext.sampling.schema_pattern import schema_pattern
+from photon_ext.sampling.string_classes import served_regex
 
 
 class GrammarKind(Enum):
@@ -37,7 +40,8 @@ class Grammar(NamedTuple):
     """The form of an answer, checked; what is equal compiles to the same.
 
     Attributes:
-        text: of a schema and of choices as JSON, else as it was given.
+        text: of choices as JSON; of a schema, too, with its open objects closed, and its patterns
+            as llguidance has to be told (sampling/string_classes.py); else as it was given.
         whitespace: the JSON may hold spaces and line ends between its tokens.
     """
 
@@ -47,23 +51,33 @@ class Grammar(NamedTuple):
 
 
 def grammar_of(
-    json_schema: object, regex: object, choice: object, grammar: object, whitespace: object
+    json_schema: object,
+    regex: object,
+    choice: object,
+    grammar: object,
+    whitespace: object = False,
+    additional_properties: object = False,
 ) -> Grammar | None:
-    """The one of them that is given; None where all are None.
+    """The one of the first four that is given; None where all are None.
 
     Raises ConfigError: more than one is given, or it is of another type or size than it has to be.
     """
     check_flag("whitespace", whitespace)
+    check_flag("additional_properties", additional_properties)
     values = dict(zip(GrammarKind, (json_schema, regex, choice, grammar), strict=True))
     given = {kind: value for kind, value in values.items() if value is not None}
-    if whitespace and json_schema is None:
-        raise ConfigError("whitespace is True without a json_schema; give one, or leave it out")
+    flags = {"whitespace": whitespace, "additional_properties": additional_properties}
+    for name, flag in flags.items():
+        if flag and json_schema is None:
+            raise ConfigError(f"{name} is True without a json_schema; give one, or leave it out")
     if len(given) > 1:
         names = " and ".join(kind.value for kind in given)
         raise ConfigError(f"{names} are given; give one of them")
     for kind, value in given.items():
         text = _TEXT_OF[kind](value)
         _check_text(kind, text)
+        if kind is GrammarKind.JSON_SCHEMA:
+            text = _served_schema(text, bool(additional_properties))
         return Grammar(kind, text, bool(whitespace))
     return None
 
@@ -92,9 +106,17 @@ def _check_text(kind: GrammarKind, text: str) -> None:
         check_grammar(text)
 
 
-def _schema_text(value: object) -> str:
-    """A schema as JSON. Its properties keep their order: answers have them in this order."""
-    remedy = "give a JSON schema, as a dict or as JSON text of an object"
+def schema_text(value: object) -> str:
+    """A schema as JSON. Its properties keep their order: answers have them in this order. Raises
+    ConfigError.
+    """
+    remedy = "give a JSON schema, as a dict, JSON text of an object, or a class of pydantic"
+    if isinstance(value, type) and callable(of_model := getattr(value, "model_json_schema", None)):
+        try:
+            value = of_model()
+        except Exception as error:  # the caller's, or pydantic's
+            told = f"json_schema is {shown(value)}, which has no JSON schema ({describe(error)})"
+            raise ConfigError(f"{told}; {remedy}") from error
     if not isinstance(value, (str, Mapping)):
         raise ConfigError(f"json_schema is {shown(value)}; {remedy}")
     if isinstance(value, str) and len(value) > MAX_GRAMMAR_CHARACTERS:
@@ -110,6 +132,16 @@ def _schema_text(value: object) -> str:
         raise ConfigError(f"json_schema is {shown(value)}; {remedy}")
     check_schema(schema)
     return text
+
+
+def _served_schema(text: str, additional_properties: bool) -> str:
+    schema = json.loads(text)
+    if not additional_properties:
+        close_objects(schema)
+    for part in schemas_in(schema):
+        if isinstance(regex := part.get("pattern"), str):
+            part["pattern"] = served_regex(regex)
+    return json.dumps(schema)
 
 
 def _plain_text(kind: GrammarKind, value: object) -> str:
@@ -139,7 +171,7 @@ def _choice_text(value: object) -> str:
 
 
 _TEXT_OF: dict[GrammarKind, Callable[[object], str]] = {
-    GrammarKind.JSON_SCHEMA: _schema_text,
+    GrammarKind.JSON_SCHEMA: schema_text,
     GrammarKind.REGEX: _regex_text,
     GrammarKind.CHOICE: _choice_text,
     GrammarKind.GRAMMAR: partial(_plain_text, GrammarKind.GRAMMAR),

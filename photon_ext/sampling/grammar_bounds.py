@@ -11,6 +11,7 @@ from typing import TypeGuard
 
 from photon_ext.errors import ConfigError, shown
 from photon_ext.sampling.lark import is_lark, schemas_in_grammar
+from photon_ext.sampling.schema_parts import objects_in
 
 MAX_GRAMMAR_CHARACTERS = 2**16
 # Each of the three is quadratic, and takes 0.2 to 0.3 s where it is at its bound.
@@ -84,18 +85,6 @@ def check_schema(schema: object, name: str = "json_schema") -> None:
         if _is_number(number):
             multiples.add(number)
     _check_multiples(name, multiples)
-
-
-def objects_in(schema: object) -> Iterator[dict[str, object]]:
-    """All objects of a JSON value, those within others included; their items may be changed."""
-    pending = [schema]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
-            pending += value.values()
-            yield value
 
 
 def _patterns(part: dict[str, object]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from photon_ext.checks import INT32_MAX, as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
 from photon_ext.row_params import FIELDS, SIGNATURE, RowParams, check_names
 from photon_ext.sampling.constraints import Constraint, constraint_fault
-from photon_ext.sampling.grammar import Grammar, grammar_of
+from photon_ext.sampling.grammar import Grammar, grammar_of, schema_text
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
 MAX_STOP_CHARACTERS = (
@@ -58,13 +58,18 @@ class SamplingParams(RowParams):
             given. They need a tokenizer and the extra `grammar`. An answer that is complete ends
             with "stop"; one that is cut by its caps or stop strings need not match. Up to 65536
             characters each; what llguidance cannot do is refused when the request is submitted.
-        json_schema: the answer is JSON of this schema, a dict or JSON text, with properties in the
-            order of the schema; kept as JSON text.
+        json_schema: the answer is JSON of this schema, a dict, JSON text or a class of pydantic,
+            with properties in the order of the schema; kept as JSON text. Integers are exact from
+            -2**53 to 2**53; what is beyond and would become another number is refused.
         regex: the answer is matched by it, from its begin to its end; Rust's syntax, where \\d is
             0 to 9 here.
         choice: the answer is one of these texts.
         grammar: the answer is of this grammar, in Lark's or llama.cpp's (GBNF) notation.
         whitespace: the JSON of `json_schema` may hold spaces and line ends; else it has none.
+        additional_properties: objects of `json_schema` may have properties that it does not name,
+            as the standard has it where a schema says nothing of them. False: such objects have
+            none, so that small models end them; those that name no properties, and those that
+            several schemas describe together (as in allOf), stay open.
 
     Raises:
         ConfigError: (a ValueError) a value is not allowed, or there is no such parameter.
@@ -75,11 +80,12 @@ class SamplingParams(RowParams):
     bad_words: Sequence[str] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
-    json_schema: str | Mapping[str, Any] | None = None
+    json_schema: str | Mapping[str, Any] | type[Any] | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
     grammar: str | None = None
     whitespace: bool = False
+    additional_properties: bool = False
     constrained: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -92,13 +98,13 @@ class SamplingParams(RowParams):
             check_flag(name, getattr(self, name))
         if self.constraint is not None and (fault := constraint_fault(self.constraint)):
             raise ConfigError(f"constraint is a {type(self.constraint).__name__}; {fault}")
+        if self.json_schema is not None:
+            object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         form = self.answer_grammar
         if form is not None and self.constraint is not None:
             raise ConfigError(f"constraint and {form.kind.value} are given; give one of them")
         constrained = form is not None or self.constraint is not None
         object.__setattr__(self, "constrained", constrained)
-        if self.json_schema is not None and form is not None:
-            object.__setattr__(self, "json_schema", form.text)
         if self.choice is not None and form is not None:
             object.__setattr__(self, "choice", tuple(json.loads(form.text)))
 
@@ -110,7 +116,8 @@ class SamplingParams(RowParams):
     @cached_property
     def answer_grammar(self) -> Grammar | None:
         """The form that the answer has to have; None: any."""
-        return grammar_of(self.json_schema, self.regex, self.choice, self.grammar, self.whitespace)
+        forms = self.json_schema, self.regex, self.choice, self.grammar
+        return grammar_of(*forms, self.whitespace, self.additional_properties)
 
     def sample(self, index: int) -> SamplingParams:
         """The same for one of several answers to a prompt: with a seed of its own, and no

@@ -22,6 +22,7 @@ from photon_ext.sampling.pattern import (
     literal,
     optional,
 )
+from photon_ext.sampling.schema_parts import referred
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _KEYWORDS = {
@@ -121,15 +122,10 @@ class _Reader:
             raise NotRegular("it refers to itself")
         if len(refs) >= _MOST_NESTED:
             raise NotRegular("its references are nested too deeply")
-        if target != "#" and not target.startswith("#/"):
-            raise NotRegular("it refers to another document")
-        found = self._root
-        for name in target.split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            try:
-                found = found[int(name)] if isinstance(found, list) else found[name]
-            except (LookupError, TypeError, ValueError) as error:
-                raise NotRegular("a reference leads nowhere") from error
+        try:
+            found = referred(self._root, target)
+        except LookupError as error:
+            raise NotRegular(str(error.args[0])) from error
         self._referred_to[target] = pattern = self.read(found, (*refs, target))
         return pattern
 

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import jsonschema
 import llguidance  # noqa: F401  without it these tests are left out
 import pytest
 
@@ -111,6 +112,46 @@ def test_json_is_compact_unless_whitespace_is_asked_for() -> None:
     assert not accepts("[" + " " * 17 + "1]", **loose)
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"pattern": "^[a-z]+$", "maxLength": 3, "type": "string"}, ['"abc"'], ['"abcd"', '"A"']),
+        ({"minLength": 2}, ['"ab"', "5", "null"], ['"a"']),
+        ({"maximum": 5}, ["5", '"a"'], ["6"]),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^a": {"type": "integer"}},
+                "additionalProperties": False,
+            },
+            ['{"ab":5}', "{}"],
+            ['{"ab":"x"}', '{"b":5}'],
+        ),
+        ({"type": "string", "pattern": r"^[\x00-\x1f]{2}$"}, [r'"\n\t"'], [r'"\"\""', r'"\\\n"']),
+        ({"type": "string", "pattern": '^[^"]*$'}, [r'"a\n\\"'], [r'"\""']),
+        ({"type": "string", "pattern": r'^[^"\\]+$'}, [r'"a\u001f\t"'], [r'"\""', r'"\\"']),
+    ],
+)
+def test_hazard_f1_no_part_of_a_schema_is_left_out(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    for text in (*good, *bad):
+        assert accepts(text, json_schema=schema) == (text in good)
+        valid = jsonschema.Draft202012Validator(schema).is_valid(json.loads(text))
+        assert valid == (text in good)
+
+
+def test_hazard_f2_whitespace_alone_does_not_fill_an_answer() -> None:
+    schema = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    constraint, written = compiler().start(asked(json_schema=schema, whitespace=True)), 0
+    while not constraint.finished:
+        allowed = mask(constraint)
+        blanks = allowed & {*ids(" \n\t")}
+        constraint.advance(min(blanks or allowed - {EOS} or {EOS}))
+        written += 1
+        assert written < 100
+
+
 def test_properties_come_in_the_order_of_the_schema() -> None:
     properties = {"b": {"type": "integer"}, "a": {"type": "integer"}}
     schema = {"type": "object", "properties": properties, "required": ["a", "b"]}
@@ -153,7 +194,9 @@ def test_a_grammar_is_written_as_lark_or_as_gbnf(text: str) -> None:
         ({"grammar": '{"grammars": []}'}, "^grammar '.*' is refused: "),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_the_reason(named: Any, told: str) -> None:
+def test_hazard_f5_what_cannot_be_compiled_is_refused_and_the_next_is_served(
+    named: Any, told: str
+) -> None:
     made = compiler()
     for _ in range(2):  # compiled once, and told each time
         with pytest.raises(RequestError, match=told) as raised:
@@ -181,6 +224,12 @@ for _ in range(300):
         {"regex": "(" * 3000 + "a" + ")" * 3000},
         {"regex": "|".join("a" * i for i in range(1, 300)) + "*x"},
         {"regex": r"(\p{L}{1,500}|\p{N}{3,700}|\w{1,900}z)*q"},
+        {"json_schema": {"$ref": "#"}},
+        {"json_schema": {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                         "$ref": "#/$defs/a"}},
+        {"json_schema": {"allOf": [{"$ref": "#"}], "type": "object"}},
+        {"json_schema": {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}},
+        {"json_schema": '{"items":' * 900 + "{}" + "}" * 900},
         {"grammar": "start: s0\n" + "".join(f"s{i}: s{i + 1} s{i + 1}\n" for i in range(30))
             + 's30: "a"'},
         {"grammar": 'start: start start | "b"'},
@@ -202,13 +251,19 @@ def test_what_is_hostile_takes_bounded_time(named: dict[str, Any]) -> None:
         {"regex": "(((a{30}){30}){30}){30}"},
         {"regex": "a?" * 3000},
         {"json_schema": {"type": "string", "pattern": "^(a{1000}){1000}$"}},
+        {"json_schema": {"oneOf": [{"oneOf": [{"oneOf": [{"const": f"{i}{j}{k}"}
+            for k in range(12)]} for j in range(12)]} for i in range(12)]}},
+        {"json_schema": {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"type": "integer"}}}
+            for i in range(10)]} for j in range(20)]}},
         {"json_schema": {"type": "integer", "multipleOf": 49999}},
         {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(2000)}}},
         {"grammar": "start: A{1000}\nA: /(a{1000}){1000}/"},
         {"grammar": 'start: A\nA: B{1000}\nB: C{1000}\nC: "x"'},
     ],
 )  # fmt: skip
-def test_what_is_made_to_take_long_is_compiled_or_refused_soon(named: dict[str, Any]) -> None:
+def test_hazard_f3_what_is_made_to_take_long_is_compiled_or_refused_soon(
+    named: dict[str, Any],
+) -> None:
     """Up to 10 s without bounds; 0.3 s with them, of which a slow machine may make more."""
     grammar, made, begin = asked(**named), compiler(), time.process_time()
     with suppress(RequestError):
@@ -249,7 +304,7 @@ def chain(link: dict[str, Any], count: int) -> dict[str, Any]:
             + 'S4500: "a"'},
     ],
 )  # fmt: skip
-def test_a_long_chain_of_references_does_not_end_the_process(named: dict[str, Any]) -> None:
+def test_hazard_f4_references_do_not_end_the_process(named: dict[str, Any]) -> None:
     """The library goes one call deeper for each: an ordinary stack overflowed."""
     made = compiler()
     with suppress(RequestError):  # the one with anyOf, by its second token
@@ -273,7 +328,7 @@ LINES = MAX_GRAMMAR_CHARACTERS - 20
         'start: "a"' + " %json" * (LINES // 6),
     ],
 )
-def test_a_grammar_is_read_in_one_pass(grammar: str) -> None:
+def test_hazard_f3_a_grammar_is_read_in_one_pass(grammar: str) -> None:
     """It took up to a minute in which no other Python code ran: what is not closed was looked at
     once for each of its beginnings.
     """
@@ -384,7 +439,7 @@ def test_requests_share_what_is_compiled_and_have_a_state_of_their_own() -> None
     assert len(made._kept) == 1
 
 
-def test_only_what_was_used_last_is_kept() -> None:
+def test_hazard_f6_only_what_was_used_last_is_kept() -> None:
     made = compiler()
     for i in range(MOST_KEPT + 5):
         made.start(asked(choice=[f"answer {i}"]))
@@ -392,6 +447,16 @@ def test_only_what_was_used_last_is_kept() -> None:
     assert len(made._kept) == MOST_KEPT
     assert asked(choice=["often"]) in made._kept
     assert asked(choice=["answer 0"]) not in made._kept
+
+
+def test_hazard_f6_forms_that_differ_in_one_option_are_kept_apart() -> None:
+    made, schema = compiler(), {"properties": {"a": {"const": 1}}, "type": "object"}
+    for _ in range(2):
+        for text, named in (('{"a":1}', {}), ('{ "a":1}', {"whitespace": True})):
+            follow(made.start(asked(json_schema=schema, **named)), text)
+        follow(made.start(asked(json_schema=schema, additional_properties=True)), '{"a":1,"b":2}')
+        with pytest.raises(RequestError, match="Unimplemented keys"):
+            made.start(asked(json_schema={"not": {}}))
 
 
 def test_what_has_served_many_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:

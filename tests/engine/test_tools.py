@@ -148,6 +148,7 @@ def test_the_model_decides_unless_a_call_is_asked_for(choice: str | None) -> Non
         ([TIME, TIME], None, "^tools have the names get_time, get_time; give each one once"),
         ([TIME], "always", "^tool_choice is 'always'; give auto, none, required, or .*: get_time|"),
         ([WEATHER], NAMED, "^tool_choice is {.*}; give .* with the name of a tool: there are get_"),
+        ([], "required", "^tool_choice is 'required'; give .*: there are no tools"),
         (None, "required", "^tool_choice is 'required'; give .*: there are no tools"),
         ([TIME], np.array(["auto", "none"]), r"^tool_choice is array\(.*; give auto, none, requi"),
         ([{"type": np.array([1, 2])}], None, "^tools hold {'type': array.*; give {'type'"),
@@ -171,6 +172,16 @@ def test_a_call_and_another_constraint_contradict_each_other() -> None:
             ConfigError, match=r"^the parameters of tool 'f' are no JSON .*; give a"
         ):
             asked.constrain(SamplingParams())
+
+
+def test_parameters_of_another_type_are_refused() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}
+    asked = Tools.of([tool], "required")
+    assert asked is not None
+    with pytest.raises(
+        ConfigError, match=r"^the parameters of tool 'f' have the type 'array'; giv"
+    ):
+        asked.constrain(SamplingParams())
 
 
 def test_more_tools_than_a_call_can_be_one_of_are_told_as_such() -> None:
@@ -204,10 +215,50 @@ def test_more_tools_than_a_call_can_be_one_of_are_told_as_such() -> None:
         ("[" * 100_000, []),
         ("<tool_call>x" + " " * 200_000 + "x", []),
         ('<tool_call>{"name": "f", "arguments": {}}<tool_call>x</tool_call>', []),
+        (
+            '{"name": "f", "arguments": {"a": "<tool_call>"}}',
+            [("f", {"a": "<tool_call>"})],
+        ),
+        (
+            'So: <tool_call> {"name": "f", "arguments": {"a": "</tool_call><tool_call>{}"}}\n'
+            '</tool_call> and <tool_call>{"name": "g", "parameters": {}}',
+            [("f", {"a": "</tool_call><tool_call>{}"}), ("g", {})],
+        ),
+        ('<tool_call>x<tool_call>{"name": "f", "arguments": {}}</tool_call>', [("f", {})]),
+        ("<tool_call>{" * 100_000, []),
     ],
 )
 def test_the_calls_in_a_text(text: str, calls: list[tuple[str, dict[str, Any]]]) -> None:
     assert calls_in(text) == tuple(ToolCall(name, arguments) for name, arguments in calls)
+
+
+def test_hazard_f8_a_call_that_is_cut_anywhere_is_none() -> None:
+    call = {"name": "f", "arguments": {"a": 'é \\ "', "b": ["\U0001f600", {"c": "</tool_call>"}]}}
+    text = json.dumps(call)
+    assert "\\u" in text
+    for begin in ("", "<tool_call>"):
+        for end in range(len(text)):
+            assert calls_in(begin + text[:end]) == ()
+        assert calls_in(begin + text) == (ToolCall("f", call["arguments"]),)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{}, {"properties": {"a": {"type": "integer"}}}, {"type": ["object", "null"]}, {"title": "x"}],
+)
+def test_arguments_are_an_object_whatever_the_parameters_say(parameters: dict[str, Any]) -> None:
+    """The answer was {"name": "f", "arguments": true}, which is no call."""
+    schema = schema_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    assert schema["properties"]["arguments"] == {**parameters, "type": "object"}
+
+
+def test_hazard_f7_a_call_is_asked_of_tools_that_are_there_and_a_cut_one_is_none(
+    engine: Engine,
+) -> None:
+    with pytest.raises(ConfigError, match=r"^tool_choice is 'required'; .* there are no tools"):
+        engine.chat(ASKED, SamplingParams(1), tools=[], tool_choice="required")
+    cut = engine.chat(ASKED, SamplingParams(1), tools=[TIME], tool_choice="required")
+    assert (cut.finish_reason, cut.tool_calls) == ("length", ())
 
 
 def test_references_move_with_their_schema_and_data_stays_as_it_is() -> None:

@@ -17,6 +17,7 @@ from photon_ext.sampling.grammar import Grammar, GrammarKind
 from photon_ext.sampling.grammar_bounds import MAX_GRAMMAR_CHARACTERS
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+CLOSED = {**SCHEMA, "additionalProperties": False}
 CYCLE: dict[str, Any] = {}
 CYCLE["self"] = CYCLE
 
@@ -24,10 +25,15 @@ CYCLE["self"] = CYCLE
 @pytest.mark.parametrize(
     ("given", "kind", "text"),
     [
-        ({"json_schema": SCHEMA}, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
-        ({"json_schema": MappingProxyType(SCHEMA)}, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        ({"json_schema": SCHEMA}, GrammarKind.JSON_SCHEMA, json.dumps(CLOSED)),
+        ({"json_schema": MappingProxyType(SCHEMA)}, GrammarKind.JSON_SCHEMA, json.dumps(CLOSED)),
         (
             {"json_schema": json.dumps(SCHEMA, indent=2)},
+            GrammarKind.JSON_SCHEMA,
+            json.dumps(CLOSED),
+        ),
+        (
+            {"json_schema": SCHEMA, "additional_properties": True},
             GrammarKind.JSON_SCHEMA,
             json.dumps(SCHEMA),
         ),
@@ -60,6 +66,103 @@ def test_a_schema_that_the_caller_changes_later_is_asked_for_as_it_was() -> None
 def test_a_multiple_of_few_digits_is_taken(number: float) -> None:
     """What is no number at all the library refuses."""
     assert SamplingParams(json_schema={"multipleOf": number}).constrained
+
+
+class Model:
+    """As pydantic's classes are."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        return SCHEMA
+
+
+class Faulty:
+    @classmethod
+    def model_json_schema(cls) -> dict[str, Any]:
+        raise TypeError("no schema for a callable")
+
+
+def test_a_class_of_pydantic_is_taken_for_its_schema() -> None:
+    params = SamplingParams(json_schema=Model)
+    assert params == SamplingParams(json_schema=SCHEMA)
+    assert params.json_schema == json.dumps(SCHEMA)
+    with pytest.raises(ConfigError, match=r"has no JSON schema .TypeError: no schema for a call"):
+        SamplingParams(json_schema=Faulty)
+
+
+def closed(schema: dict[str, Any], **named: bool) -> Any:
+    """The schema that is compiled."""
+    form = SamplingParams(json_schema=schema, **named).answer_grammar
+    assert form is not None
+    return json.loads(form.text)
+
+
+NAMES = {"properties": {"a": {"type": "integer"}}}
+OTHERS = {"properties": {"b": {"type": "integer"}}}
+CLOSED_NAMES = {**NAMES, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "found"),
+    [
+        ({"items": NAMES}, {"items": CLOSED_NAMES}),
+        ({"anyOf": [NAMES, {"type": "null"}]}, {"anyOf": [CLOSED_NAMES, {"type": "null"}]}),
+        ({"allOf": [NAMES], "default": {}}, {"allOf": [CLOSED_NAMES], "default": {}}),
+        (
+            {"$defs": {"x": NAMES}, "properties": {"a": {"$ref": "#/$defs/x"}}},
+            {
+                "$defs": {"x": CLOSED_NAMES},
+                "properties": {"a": {"$ref": "#/$defs/x"}},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {**NAMES, "anyOf": [{"required": ["a"]}]},
+            {**NAMES, "anyOf": [{"required": ["a"]}], "additionalProperties": False},
+        ),
+    ],
+)
+def test_objects_have_the_properties_that_their_schema_names(
+    schema: dict[str, Any], found: dict[str, Any]
+) -> None:
+    assert closed(schema) == found
+    assert closed(schema, additional_properties=True) == schema
+    assert SamplingParams(json_schema=schema).json_schema == json.dumps(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {**NAMES, "additionalProperties": True},
+        {**NAMES, "patternProperties": {"^x": {}}},
+        {**NAMES, "required": ["a", "b"]},
+        {"allOf": [NAMES, OTHERS]},
+        {**NAMES, "anyOf": [OTHERS]},
+        {"anyOf": [NAMES], "oneOf": [OTHERS]},
+        {"$defs": {"x": NAMES}, "allOf": [{"$ref": "#/$defs/x"}, OTHERS]},
+        {"$defs": {"x": {"anyOf": [NAMES]}}, "$ref": "#/$defs/x", **OTHERS},
+        {"const": NAMES},
+    ],
+)
+def test_objects_of_several_schemas_or_none_stay_open(schema: dict[str, Any]) -> None:
+    assert closed(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("regex", "served"),
+    [
+        ("^[a-z]$", "^[a-z]$"),
+        (r"^[\x00-\x08]$", r"^[\x00-\x08]$"),
+        ('[^"](?=a)', '[^"](?=a)'),  # not read here
+        (r"^[\x00-\x1f]{2}$", r"^(?:[\x01-\x1f]){2,2}$"),
+        ('^[^"]*$', "^(?:[\\x01-\\x21\\x23-\ud7ff\ue000-\U0010ffff]){0,}$"),
+    ],
+)
+def test_a_class_that_the_library_would_widen_goes_without_the_null(
+    regex: str, served: str
+) -> None:
+    assert closed({"items": {"pattern": regex}}) == {"items": {"pattern": served}}
 
 
 BEYOND = 2**53 + 1
@@ -169,7 +272,7 @@ def test_whitespace_is_a_part_of_what_is_asked() -> None:
             {"regex": "a" + 3 * "\\"},
             "^regex is .*, whose last backslash has nothing behind it; double",
         ),
-        ({"json_schema": 3}, "^json_schema is 3; give a JSON schema, as a dict or"),
+        ({"json_schema": 3}, "^json_schema is 3; give a JSON schema, as a dict, JSON text of an"),
         ({"json_schema": True}, "^json_schema is True; give a JSON schema"),
         ({"json_schema": "[1]"}, r"^json_schema is '\[1\]'; give a JSON schema"),
         ({"json_schema": "{"}, "^json_schema is '{', which is no JSON .*; give a JSON schema"),
@@ -209,6 +312,8 @@ def test_whitespace_is_a_part_of_what_is_asked() -> None:
         ({"choice": ["\ud800"]}, r"^choice is .* with a surrogate, U\+D800"),
         ({"regex": "a", "choice": ["a"]}, "^regex and choice are given; give one of them"),
         ({"whitespace": True}, "^whitespace is True without a json_schema; give one"),
+        ({"additional_properties": True}, "^additional_properties is True without a json_schema"),
+        ({"json_schema": int}, "^json_schema is <class 'int'>; give .* or a class of pydantic$"),
         ({"whitespace": 1, "json_schema": SCHEMA}, "^whitespace is 1; give True or False"),
         (
             {"regex": "a", "constraint": from_allowed_ids([1])},
