@@ -72,8 +72,9 @@ def empty_weights(
     """
     empty = partial(torch.empty, dtype=dtype, device=device)
     layers = tuple(empty_block(config, index, empty) for index in range(config.layers))
-    embedding = Weight(empty(config.vocab, config.hidden))
-    head = embedding if config.tied_embeddings else Weight(empty(config.vocab, config.hidden))
+    size = config.vocab, config.hidden
+    embedding = Weight.empty(*size, empty)
+    head = embedding if config.tied_embeddings else Weight.empty(*size, empty)
     norm = empty(config.hidden)
     return DecoderWeights(
         embedding, layers, Projection(("lm_head",), (config.vocab,), head, norm=norm)

@@ -84,7 +84,7 @@ def empty_projection(
     return Projection(
         tuple(modules),
         rows,
-        Weight(empty(sum(rows), columns)),
+        Weight.empty(sum(rows), columns, empty),
         empty(sum(rows)) if bias else None,
         empty(columns) if normed else None,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,10 +13,15 @@ class Weight:
     """A matrix [n, k] of the dtype of the model: n outputs of k inputs each.
 
     How numbers are stored is said here alone. A format of fewer bits adds its tensors (scales) to
-    the fields, to `split` and to `slots`; `projection.py` hands them to the linear ops.
+    the fields and to the methods; `projection.py` hands them to the linear ops.
     """
 
     data: torch.Tensor  # [n, k]
+
+    @classmethod
+    def empty(cls, n: int, k: int, empty: Callable[..., torch.Tensor]) -> Weight:
+        """One without values; `empty(*shape)` makes tensors of the dtype of the model."""
+        return cls(empty(n, k))
 
     @property
     def n(self) -> int:
