@@ -231,11 +231,12 @@ class InputLayout(NamedTuple):
     max_segments: int
     max_step_tokens: int
     delta_words: int
+    segment_tokens: int = 1
 
     @property
     def outputs(self) -> OutputLayout:
         """Of the same slot."""
-        return OutputLayout(self.max_segments, self.max_step_tokens)
+        return OutputLayout(self.max_segments, self.max_step_tokens, self.segment_tokens)
 
     @property
     def staged_offset(self) -> int:
@@ -251,13 +252,15 @@ class InputLayout(NamedTuple):
 
 
 class OutputLayout(NamedTuple):
-    """A slot's output, in int32 words: records of all segments, then their log-probabilities, then
-    those of chunk tokens, so that one copy of a prefix carries the records, and the others where a
-    row asks for them.
+    """A slot's output, in int32 words: records of all segments, then their log-probabilities (those
+    of the first tokens of all, then of the second ones, where a segment may get
+    ``segment_tokens``), then those of chunk tokens, so that one copy of a prefix carries the
+    records, and the others where a row asks for them.
     """
 
     max_segments: int
     max_step_tokens: int
+    segment_tokens: int = 1
 
     @property
     def logprob_offset(self) -> int:
@@ -267,7 +270,7 @@ class OutputLayout(NamedTuple):
         """Words of a step of ``segments`` segments and ``scored`` tokens with log-probabilities."""
         if not (logprobs or scored):
             return segments * RECORD_WIDTH
-        return self.logprob_offset + (segments + scored) * LOGPROB_WIDTH
+        return self.logprob_offset + (segments * self.segment_tokens + scored) * LOGPROB_WIDTH
 
     @property
     def capacity(self) -> int:

@@ -139,8 +139,7 @@ rows = [pipe.admit([3, 1, 4], RowParams(max_new_tokens=3)), pipe.admit([7], stop
 tokens = {row.index: [] for row in rows}
 for _ in range(50):
     for event in pipe.tick():
-        if event.token is not None:
-            tokens[event.row.index].append(event.token)
+        tokens[event.row.index] += event.tokens
 print(*tokens.values())
 """
     )

@@ -114,7 +114,7 @@ class Session:
     @property
     def context(self) -> int:
         """Tokens that the step launched last attends to, per row."""
-        return self.prompt_len + self.rows[0].sampled - 1
+        return self.prompt_len + self.rows[0].launched - 1
 
     def _forward(self, step: StepTensors) -> None:
         self.decoder.forward(step)
@@ -134,10 +134,10 @@ class Session:
     def keep(self, events: Sequence[RowEvent]) -> None:
         """Adds tokens to their rows. Raises BenchmarkError where a row has ended."""
         for event in events:
-            if event.token is None or event.finish is not None:
+            if not event.tokens or event.finish is not None:
                 why = f"{event.finish}, {event.error}"
                 raise BenchmarkError(f"{event.row} ended while it was measured: {why}")
-            self.tokens[event.row.index].append(event.token)
+            self.tokens[event.row.index] += event.tokens
 
     def run(self, steps: int, seconds: float = float("inf")) -> list[float]:
         """Milliseconds of each of `steps` turns; fewer, but at least 8, after `seconds`."""

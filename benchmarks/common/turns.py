@@ -14,8 +14,7 @@ from benchmarks.common import options as cli
 from benchmarks.common.models import open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
-from photon_ext import Engine, SamplingParams
-from photon_ext.engine.output import StepOutput
+from photon_ext import Engine, SamplingParams, StepOutput
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
@@ -63,7 +62,7 @@ class Decoding:
         engine.listen(self._hear)
 
     def _hear(self, output: StepOutput) -> None:
-        if len(output.requests) == self._rows:
+        if len(output.counts) == self._rows:
             self._times.append(time.perf_counter())
 
     def run(self, asks: Sequence[Ask]) -> Steps:

@@ -35,7 +35,9 @@ class OurServer:
 
     def begin(self) -> None:
         self._requests: dict[int, Request] = {}
-        self._indices: dict[Request, int] = {}
+        self._indices: dict[int, int] = {}  # by id
+        self._started: set[int] = set()
+        self._ids = b""
         self._steps: list[tuple[float, StepOutput]] = []
         self._news: SimpleQueue[tuple[float, StepOutput]] = SimpleQueue()
         self._before = self._engine.stats()
@@ -43,21 +45,25 @@ class OurServer:
     def submit(self, index: int, prompt: list[int], count: int) -> None:
         params = SamplingParams(max_new_tokens=count, ignore_eos=True)
         self._requests[index] = request = self._engine.submit(prompt, params)
-        self._indices[request] = index
+        self._indices[request.id] = index
 
     def _hear(self, output: StepOutput) -> None:
         step = time.perf_counter(), output
         self._steps.append(step)
-        if output.first or output.ended:
+        if output.ids is not self._ids or output.ends:
             self._news.put(step)
+        self._ids = output.ids
 
     def news(self, timeout: float | None) -> Sequence[News]:
         try:
             at, output = self._news.get(timeout=timeout)
         except Empty:
             return ()
-        started = [News(at, self._indices[request], False) for request, _ in output.first]
-        return started + [News(at, self._indices[request], True) for request in output.ended]
+        told = [request for request, tokens in output.rows() if tokens]
+        fresh = [request for request in told if request not in self._started]
+        self._started.update(fresh)
+        started = [News(at, self._indices[request], False) for request in fresh]
+        return started + [News(at, self._indices[request.id], True) for request in output.ends]
 
     def answer(self, index: int) -> list[int]:
         output = self._requests[index].result()
@@ -68,10 +74,8 @@ class OurServer:
     def times(self) -> list[list[float]]:
         times: list[list[float]] = [[] for _ in self._requests]
         for at, output in self._steps:
-            together = zip(output.requests, output.tokens, strict=True)
-            for request, token in (*together, *output.first):
-                if token >= 0:
-                    times[self._indices[request]].append(at)
+            for request, tokens in output.rows():
+                times[self._indices[request]] += [at] * len(tokens)
         return times
 
     def counters(self, busy_s: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from photon_ext.engine.options import choose_device, named_options
 from photon_ext.engine.output import Output
 from photon_ext.engine.parts import make_parts
 from photon_ext.engine.prompts import Message, Prompt
-from photon_ext.engine.request import Progress, Request, wait_for_ends
+from photon_ext.engine.request import Progress, Request, request_of, wait_for_ends
 from photon_ext.engine.request_options import RequestKeywords, RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.spatial import SpatialSkills
@@ -390,7 +390,7 @@ class Engine(SpatialSkills):
         asked = RequestOptions.of(**options)
         count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
         made = self._input.make_answers(prompt, params, raw, asked, count)
-        requests: list[Request] = [sequence.request for sequence in made]
+        requests = [request_of(sequence) for sequence in made]
         try:
             self._post(made)
         except QueueFull:  # nothing was queued
@@ -505,7 +505,8 @@ class Engine(SpatialSkills):
         return self.tokenizer.decode((checked,), skip_special_tokens=False)
 
     def listen(self, listener: Listener) -> None:
-        """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.
+        """Calls `listener` once per step with a StepOutput: for servers, which send tokens on, as
+        columns of plain data that name requests by `Request.id`.
 
         It is called on the engine thread, so it should return at once. It hears every token of
         requests submitted after this call, and every end, also by a crash. One that raises is
@@ -561,12 +562,13 @@ class Engine(SpatialSkills):
         """Queues requests and waits for them; cancels them where nobody waits any more."""
         try:
             self._post(sequences)
+            requests = [request_of(sequence) for sequence in sequences]
             if progress is not None:
-                wait_for_ends([sequence.request for sequence in sequences], progress)
-            return [sequence.request.result() for sequence in sequences]
+                wait_for_ends(requests, progress)
+            return [request.result() for request in requests]
         except QueueFull:  # nothing was queued
             raise
         except BaseException:
             for sequence in sequences:
-                sequence.request.cancel()
+                request_of(sequence).cancel()
             raise

@@ -15,17 +15,28 @@ t):
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from photon_ext.engine.embeds import EmbedsMemory
-from photon_ext.engine.output import End, StepOutput
-from photon_ext.engine.request import Request
+from photon_ext.engine.output import End
+from photon_ext.engine.request import Request, request_of
 from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.step_output import EndedRequest, StepColumns, StepOutput, ToldTokens
 from photon_ext.errors import PipelineError, RequestError, describe, shown
 from photon_ext.observe.meter import Meter
-from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
+from photon_ext.runtime import (
+    FinishReason,
+    Pipeline,
+    Row,
+    RowEvent,
+    Step,
+    StepResult,
+    TokenLogprobs,
+    probe,
+)
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import Deadlines, DelayedLaunch, Planner, Scheduler, Sequence
@@ -35,10 +46,10 @@ _LOG = logging.getLogger("photon_ext")
 
 
 class Delivery(NamedTuple):
-    """What `deliver` has to show: a token of a watched sequence, or an end, with the last token."""
+    """What `deliver` has to show: tokens of a watched sequence, or an end with its tokens."""
 
     sequence: Sequence
-    token: int | None
+    tokens: tuple[int, ...]
     end: End | None = None
 
 
@@ -73,7 +84,9 @@ class EngineLoop:
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
-        self._first: list[tuple[Request, int]] = []
+        self._arrived: deque[Sequence] = deque()
+        self._columns = StepColumns()
+        self._told: dict[int, ToldTokens] = {}  # for the listeners, what is not in columns
 
     def run(self) -> bool:
         """Turns, until the queue is closed and nothing is left, or a crash, of which all callers
@@ -120,11 +133,12 @@ class EngineLoop:
         probe.begin(Phase.HOLD if seen and self._has_work() else Phase.COLLECT)
         arrivals = self._queue.collect(self._rest_s)
         probe.end()
-        for sequence in arrivals.submitted:
-            self._scheduler.add(sequence)
-            self._deadlines.add(sequence)
+        self._arrived.extend(arrivals.submitted)  # from here on a crash finds them there
+        while self._arrived:
+            self._scheduler.add(self._arrived[0])
+            self._deadlines.add(self._arrived.popleft())
         for request in arrivals.cancelled:
-            if (found := self._scheduler.find(request)) is not None:
+            if (found := self._scheduler.find(request.id)) is not None:
                 self._end(found, End(FinishReason.CANCELLED))
         if arrivals.closing:
             for sequence in self._scheduler.live:
@@ -233,30 +247,37 @@ class EngineLoop:
             self._fresh = result
 
     def _take(self, sequence: Sequence, event: RowEvent) -> None:
-        """An end, a first token, or a token of a watched sequence."""
-        if event.token is None:
-            self._end(sequence, End(FinishReason.ERROR, error=event.error))
-            return
-        if self.listeners:
-            self._first.append((sequence.request, event.token))
+        """An end, first tokens, or tokens of a watched sequence."""
         if sequence.watched:
-            self._take_watched(sequence, event, event.token)
+            self._take_watched(sequence, event)
         elif event.finish is not None:
-            self._end(sequence, _verdict(sequence, event, event.finish), event.token)
+            self._end(sequence, _verdict(sequence, event, event.finish), event.tokens)
+        else:
+            self._tell_listeners(request_of(sequence), len(event.tokens))
 
-    def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
-        is_stop = event.finish is FinishReason.STOP and not event.complete
-        if not is_stop:  # that comes with the end, which says whether its text shows
-            self._undelivered.append(Delivery(sequence, token))
-        try:
-            reason = sequence.advance(token, event.finish)
-        except BaseException as error:
-            # the constraint is the caller's code and may raise anything
-            fault = f"the constraint raised on token {token}: {describe(error)}"
-            self._end(sequence, End(FinishReason.ERROR, error=fault))
-            return
-        if reason is not None:
-            self._end(sequence, _verdict(sequence, event, reason), token if is_stop else None)
+    def _take_watched(self, sequence: Sequence, event: RowEvent) -> None:
+        """Its tokens one by one: it may end before the last of them, and the device's verdict is
+        that on the last.
+        """
+        failed, last = event.finish is FinishReason.ERROR, len(event.tokens) - 1
+        for i, token in enumerate(event.tokens):
+            verdict = event.finish if i == last and not failed else None
+            is_stop = verdict is FinishReason.STOP and not event.complete
+            if not is_stop:  # that comes with the end, which says whether its text shows
+                self._undelivered.append(Delivery(sequence, (token,)))
+            try:
+                reason = sequence.advance(token, verdict)
+            except BaseException as error:
+                # the constraint is the caller's code and may raise anything
+                fault = f"the constraint raised on token {token}: {describe(error)}"
+                self._end(sequence, End(FinishReason.ERROR, error=fault))
+                return
+            if reason is not None:
+                end = _verdict(sequence, event._replace(finish=verdict), reason)
+                self._end(sequence, end, (token,) if is_stop else ())
+                return
+        if failed:
+            self._end(sequence, End(FinishReason.ERROR, error=event.error))
 
     # --- deliver ----------------------------------------------------------------------------------
 
@@ -264,15 +285,17 @@ class EngineLoop:
         ended: list[Request] = []
         while self._undelivered:
             delivery = self._undelivered.popleft()
-            request = delivery.sequence.request
+            request = request_of(delivery.sequence)
             if request.done:  # by a stop string, or a fault
                 continue
+            known = request.settled
             try:
                 self._show(delivery)
             except BaseException as error:
                 # no text for these tokens (tokenizers panic with a BaseException)
                 fault = f"the text could not be made: {describe(error)}"
                 self._end_now(delivery.sequence, End(FinishReason.ERROR, error=fault))
+            self._tell_listeners(request, request.settled - known)
             if request.done:
                 ended.append(request)
         if self._fresh is not None:
@@ -283,27 +306,38 @@ class EngineLoop:
         self._fresh = None
 
     def _show(self, delivery: Delivery) -> None:
-        sequence, token, end = delivery
-        request = sequence.request
+        sequence, tokens, end = delivery
+        request = request_of(sequence)
         if end is not None:
-            request.finish(end, token)
+            request.finish(end, tokens)
             return
-        request.add(token)
+        request.add(tokens)
         if request.text is not None and request.text.found is not None:
             self._end_now(sequence, End(FinishReason.STOP, request.text.found))
 
-    def _tell(self, ended: list[Request]) -> None:
+    def _tell_listeners(self, request: Request, count: int) -> None:
+        """The latest tokens of a request, which are in no log: with the step's output."""
+        if self.listeners and count:
+            begin = request.settled - count
+            tokens, logprobs = self._told.setdefault(request.id, ToldTokens([], []))
+            tokens += request.tokens_from(begin)
+            logprobs += request.logprobs[begin : request.settled]
+
+    def _tell(self, ended: Iterable[Request]) -> None:
         """One hand-over per step to whoever listens."""
         result = StepResult() if self._fresh is None else self._fresh
-        log = self._scheduler.log
-        requests, tokens = log.requests if result.rows else (), result.tokens
-        if result.rows and (result.skipped or result.events or log.watched):
-            tokens = tokens.copy()
-            for column in (*result.skipped, *result.events, *log.watched):
-                if column < len(tokens):  # events of chunks are behind
-                    tokens[column] = -1
-        first, self._first = self._first, []
-        self._call_listeners(StepOutput(requests, tokens, first, ended))
+        log, told = self._scheduler.log, self._told
+        if result.even and not (log.watched or told or ended):  # as nearly always
+            logprobs = _logprobs(result, log.ids, ())
+            self._call_listeners(self._columns.even(log.ids, result.tokens[0], logprobs))
+            return
+        self._told = {}
+        ids = log.ids if result.rows else array("q")
+        apart = {place for place in (*result.events, *log.watched) if place < len(ids)}
+        ends = [EndedRequest.of(one.id, one.end) for one in ended if one.end is not None]
+        logprobs = _logprobs(result, ids, apart)
+        output = self._columns.uneven(ids, result.tokens, apart, told, logprobs, ends)
+        self._call_listeners(output)
 
     def _call_listeners(self, output: StepOutput) -> None:
         for listener in self.listeners.copy():
@@ -318,18 +352,18 @@ class EngineLoop:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(self, sequence: Sequence, end: End, token: int | None = None) -> None:
-        """The sequence ends; its final event, and the last token, come with the next delivery."""
+    def _end(self, sequence: Sequence, end: End, tokens: tuple[int, ...] = ()) -> None:
+        """The sequence ends; its final event, and the last tokens, come with the next delivery."""
         if not sequence.ended:
             # first: from here on a crash finds it there
-            self._undelivered.append(Delivery(sequence, token, end))
+            self._undelivered.append(Delivery(sequence, tokens, end))
             self._stop(sequence)
 
     def _end_now(self, sequence: Sequence, end: End) -> None:
         """The sequence ends, and its caller hears of it at once."""
         if not sequence.ended:
             self._stop(sequence)
-        sequence.request.finish(end)
+        request_of(sequence).finish(end)
 
     def _stop(self, sequence: Sequence) -> None:
         """The sequence runs no more; its row follows when no step in flight uses it."""
@@ -340,20 +374,33 @@ class EngineLoop:
 
     def _die(self, error: BaseException) -> None:
         """Everybody learns why. The runtime keeps the memory of steps still in flight."""
-        left = self._queue.fail(error)
-        told_late = [delivery.sequence.request for delivery in self._undelivered]
+        told_late = [delivery.sequence for delivery in self._undelivered]
+        arrived = (*self._arrived, *self._queue.fail(error))
         fault = f"the engine has crashed: {describe(error)}"
         ended: list[Request] = []
-        for request in (*told_late, *left):
+        for request in map(request_of, (*told_late, *self._scheduler.live, *arrived)):
             if not request.done:
                 request.finish(End(FinishReason.ERROR, error=fault))
                 ended.append(request)
-        self._call_listeners(StepOutput((), [], [], ended))
+        self._fresh, self._told = None, {}
+        self._tell(ended)
+
+
+def _logprobs(
+    result: StepResult, ids: array[int], apart: Collection[int]
+) -> dict[int, list[TokenLogprobs]]:
+    """By request, of decode rows but those in these places."""
+    if not result.logprobs:  # as nearly always
+        return {}
+    places = {row: place for place, row in enumerate(result.rows) if place not in apart}
+    return {ids[places[row]]: own for row, own in result.logprobs.items() if row in places}
 
 
 def _verdict(sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
+    if reason is FinishReason.ERROR:
+        return End(reason, error=event.error)
     if reason is FinishReason.LENGTH:
         return End(reason, sequence.limit)
     if event.finish is FinishReason.STOP and not event.complete:
-        return End(reason, event.token, hides_last=not sequence.request.include_stop)
+        return End(reason, event.tokens[-1], hides_last=not request_of(sequence).include_stop)
     return End(reason, "constraint")

@@ -1,17 +1,14 @@
-"""What a request gives: events, its result, and what all get in a step."""
+"""What a request gives: events, and its result."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from photon_ext.engine.tools import ToolCall, calls_in
 from photon_ext.runtime import FinishReason, TokenLogprobs
 from photon_ext.sampling.spatial import Objects
-
-if TYPE_CHECKING:
-    from photon_ext.engine.request import Request
 
 
 class StreamEvent(NamedTuple):
@@ -97,20 +94,3 @@ class End:
     error: str | None = None
     hides_last: bool = False
     time: float = field(default_factory=time.perf_counter)
-
-
-class StepOutput(NamedTuple):
-    """What one step gave to all requests: see `Engine.listen`.
-
-    Attributes:
-        requests: those that decode together; the same tuple as long as nobody joins or leaves.
-        tokens: the token of each of them; negative where it has none, or has it in `first`.
-        first: requests with their first or last token, and all tokens of those that the engine
-            handles one by one (constraints, stop strings).
-        ended: requests that have ended.
-    """
-
-    requests: tuple[Request, ...]
-    tokens: list[int]
-    first: list[tuple[Request, int]]
-    ended: list[Request]

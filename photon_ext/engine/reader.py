@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from photon_ext.engine.output import Output, StreamEvent
+from photon_ext.engine.token_feed import Cursor
 from photon_ext.errors import describe
 
 if TYPE_CHECKING:
@@ -18,15 +19,15 @@ class EventReader:
     def __init__(self, request: Request) -> None:
         self.ended = False
         self._request = request
-        self._position = 0
+        self._seen = Cursor()
         self._text = request.make_text()
 
     def take(self) -> list[StreamEvent]:
         """What has come since the last call."""
-        tokens, end = self._request.snapshot(self._position)
-        told: list[TokenLogprobs | None] = [*self._request.logprobs[self._position :]]
+        known = self._seen.tokens
+        tokens, end, self._seen = self._request.read(self._seen)
+        told: list[TokenLogprobs | None] = [*self._request.logprobs[known:]]
         logprobs = told or [None] * len(tokens)
-        self._position += len(tokens)
         events: list[StreamEvent] = []
         try:
             for i, token in enumerate(tokens):

@@ -9,16 +9,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from photon_ext.checks import check_seconds
 from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
 from photon_ext.engine.text import MadeText, StoppedText, TextReader
 from photon_ext.engine.token_feed import TokenFeed
-from photon_ext.runtime import TokenLogprobs
 
 if TYPE_CHECKING:
+    from photon_ext import scheduling
     from photon_ext.engine.request_queue import RequestQueue
     from photon_ext.sampling.spatial import ObjectReader
 
@@ -68,9 +68,9 @@ class Request(TokenFeed):
     A request that went wrong raises nothing: its output and last event have finish reason "error".
 
     Attributes:
+        id: different from those of all other requests of the engine; StepOutput names it so.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
         cached_tokens: see Output; 0 before it gets a row.
-        prompt_logprobs: of the tokens of the prompt from the second on, as far as they are known.
         constraint_on: see Output.
         objects: reads the objects of the answer; None: it is text.
         include_stop: the text shows the stop.
@@ -90,9 +90,9 @@ class Request(TokenFeed):
         unless the engine makes the `text` (see TokenFeed).
         """
         super().__init__(text)
+        self.id = next(queue.ids)
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
-        self.prompt_logprobs: list[TokenLogprobs] = []
         self.constraint_on = constraint_on
         self.objects = objects
         self.include_stop = include_stop
@@ -189,9 +189,9 @@ class Request(TokenFeed):
     def __await__(self) -> Generator[Any, None, Output]:
         return self.wait().__await__()
 
-    def finish(self, end: End, token: int | None = None) -> None:
+    def finish(self, end: End, tokens: Sequence[int] = ()) -> None:
         """See TokenFeed.finish; wakes all who read or wait."""
-        super().finish(end, token)
+        super().finish(end, tokens)
         self.wake()
         _wake(self._end_wakers)
 
@@ -257,6 +257,11 @@ def wait_for_ends(requests: Sequence[Request], progress: Progress) -> None:
             if (i := ends.get()) not in ended:
                 ended.add(i)
                 progress(len(ended), len(requests))
+
+
+def request_of(sequence: scheduling.Sequence) -> Request:
+    """The caller's side of a sequence of an engine."""
+    return cast(Request, sequence.sink)
 
 
 def _wake(wakers: set[Waker]) -> None:

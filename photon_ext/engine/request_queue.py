@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -41,6 +42,7 @@ class RequestQueue:
 
     Attributes:
         read: the requests that somebody reads.
+        ids: of requests to come.
     """
 
     def __init__(self, capacity: int | None = None, stats: RequestStats | None = None) -> None:
@@ -50,7 +52,8 @@ class RequestQueue:
         self.read: set[Request] = set()
         self._capacity = capacity
         self._stats = RequestStats() if stats is None else stats
-        self._live: set[Request] = set()  # posted, and not finished
+        self.ids = itertools.count(1)
+        self._live: set[int] = set()  # requests that were posted and have not ended, by their ids
         self._lock = threading.RLock()
         self._arrived: SimpleQueue[tuple[Sequence, ...] | Request] = SimpleQueue()
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
@@ -108,16 +111,20 @@ class RequestQueue:
                 submitted.extend(arrived)
         return Arrivals(submitted, cancelled, closing)
 
-    def fail(self, cause: BaseException) -> list[Request]:
-        """The engine has crashed; returns the requests that have not finished, taken or not."""
+    def fail(self, cause: BaseException) -> list[Sequence]:
+        """The engine has crashed; returns what nobody has collected."""
         with self._lock:
             self._cause = cause
-            return [*self._live]
+        left: list[Sequence] = []
+        while not self._arrived.empty():
+            arrived = self._arrived.get()
+            left += () if isinstance(arrived, Request) else arrived
+        return left
 
     def finish(self, sequence: Sequence) -> None:
         """The request has ended: its place and its constraint object may serve another."""
         with self._lock:
-            self._live.discard(sequence.request)
+            self._live.discard(sequence.id)
             self._borrowed.discard(id(_lent(sequence.constraint)))
 
     def check_wait(self) -> None:
@@ -142,7 +149,7 @@ class RequestQueue:
             self._borrow([own for one in sequences if (own := _lent(one.constraint)) is not None])
             self._arrived.put(tuple(sequences))
             # last: where Ctrl-C comes between, no place stays taken by what was not queued
-            self._live.update(sequence.request for sequence in sequences)
+            self._live.update(sequence.id for sequence in sequences)
         give_way()
 
     def cancel(self, request: Request) -> None:

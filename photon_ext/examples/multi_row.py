@@ -84,8 +84,7 @@ def decode(
             index, prompt = waiting.pop(0)
             prompt_of[pipeline.admit(prompt, params)] = index
         for event in pipeline.tick():
-            if event.token is not None:
-                tokens[prompt_of[event.row]].append(event.token)
+            tokens[prompt_of[event.row]] += event.tokens
     return tokens
 
 

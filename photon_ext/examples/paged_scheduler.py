@@ -148,8 +148,7 @@ class Scheduler:
     def commit(self) -> None:
         """Takes a step's tokens, and then what rows leave behind that no step uses any more."""
         for event in self.pipeline.commit():
-            if event.token is not None:
-                self.request_of[event.row].tokens.append(event.token)
+            self.request_of[event.row].tokens.extend(event.tokens)
             prompt = event.row.prompt_ids  # committed with its first token: others may read it
             for number, page in enumerate(event.row.pages[: len(prompt) // PAGE], 1):
                 self.shared.setdefault(prompt[: number * PAGE], page)

@@ -18,12 +18,12 @@ _T = TypeVar("_T")
 
 
 class DecodeBatch:
-    """A fixed set of rows, each with one token a step. A quiet step costs it two additions, and a
-    row that joins or leaves costs the others nothing: they keep their columns of the batch before.
+    """A fixed set of rows, each with one token a step. A steady decode step costs it two additions,
+    and a row that joins or leaves costs the others nothing: they keep their columns of the batch
+    before.
 
     Attributes:
         rows, indices, generations: the rows, in columns, and how their records name them.
-        positions: where each row's token goes, less the number of the launch that feeds it.
         limits: launches of the epoch after which a row's cap is covered, or the pages are full that
             it had when it joined, or when it was looked at last.
         limit: the least of them: then the batch is to be made anew.
@@ -40,7 +40,6 @@ class DecodeBatch:
     rows: tuple[Row, ...]
     indices: array[int]
     generations: array[int]
-    positions: list[int]
     limits: list[int]
     limit: int
     constrained: tuple[int, ...]
@@ -91,7 +90,7 @@ class DecodeBatch:
         batch.rows, batch.constrained, batch.logprobs = (), (), ()
         batch.adapted, batch.spatial = (), ()
         batch.indices, batch.generations = array("i"), array("i")
-        batch.positions, batch.limits = [], []
+        batch.limits = []
         batch.words, batch.epoch, batch.limit = array("i"), DecodeEpoch(), 1
         return batch
 
@@ -99,9 +98,9 @@ class DecodeBatch:
         """Takes over all columns, for as many rows as there are now."""
         size, kept = len(self.rows), min(len(self.rows), len(old.rows))
         self.indices, self.generations = old.indices[:kept], old.generations[:kept]
-        self.positions, self.limits = old.positions[:kept], old.limits[:kept]
+        self.limits = old.limits[:kept]
         if more := [0] * (size - kept):
-            for column in (self.indices, self.generations, self.positions, self.limits):
+            for column in (self.indices, self.generations, self.limits):
                 column.extend(more)
         self.words = old.words[: kept * SEGMENT_COLUMNS]
         self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
@@ -111,13 +110,11 @@ class DecodeBatch:
         launched = self.epoch.launches
         for column in columns:
             row = self.rows[column]
-            sampled = row.sampled
-            position = len(row.prompt_ids) + sampled - 1
-            left = min(row.params.max_new_tokens - sampled, row.capacity - position)
-            if left < 1 or sampled < 1 or not row.running:
+            left = row.steps_left
+            if left < 1 or not row.wants_decode:
                 raise _misfit(self.rows)
             self.indices[column], self.generations[column] = row.index, row.generation
-            self.positions[column], self.limits[column] = position - launched, left + launched
+            self.limits[column] = left + launched
             begin = column * SEGMENT_COLUMNS
             words = array("i", (row.index, column, 1, _SAMPLE))
             self.words[begin : begin + SEGMENT_COLUMNS] = words
@@ -133,11 +130,10 @@ class DecodeBatch:
         """The rows that have reached their limits."""
         return [self.rows[column] for column in _due(self.limits, self.epoch.launches)]
 
-    def launch(self, step: int) -> int:
-        """A step with it was launched; returns which launch of the epoch that is, from 0 on."""
+    def launch(self, step: int) -> None:
+        """A step with it was launched."""
         self.epoch.last_step = step
         self.epoch.launches += 1
-        return self.epoch.launches - 1
 
 
 def changed_columns(old: Sequence[object], rows: Sequence[object]) -> list[int]:
@@ -182,11 +178,11 @@ def _is_spatial(row: Row) -> bool:
 def _misfit(rows: tuple[Row, ...]) -> PipelineError:
     """Says which of the rows cannot decode, and why."""
     if len(set(rows)) < len(rows):
-        return PipelineError("a plan names a row twice; each has one token a step")
+        return PipelineError("a plan names a row twice; a step has it once")
     for row in rows:
         if not row.wants_decode:
             return PipelineError(f"{row} has no token to decode; leave it out of the plan")
-    row = next(row for row in rows if row.next_position >= row.capacity)
+    row = next(row for row in rows if row.steps_left < 1)
     return PipelineError(
         f"{row} has no page for position {row.next_position}; append pages to it, or leave it out "
         "of the plan"

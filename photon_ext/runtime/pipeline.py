@@ -277,6 +277,7 @@ class Pipeline:
             capacity=capacity,
             lora_slot=lora_slot,
             has_automaton=automaton[0] > 0,
+            step_tokens=self._runtime.step_tokens,
         )
         self.running_set.add(row)
         return row
@@ -407,7 +408,9 @@ class Pipeline:
             self._committed = step.index
             self._stalls.committed(step)
             ids = self.limits.vocab_size + self.limits.value_ids
-            result = read_step(step, records, ids, self.running_set.ended)
+            ended, step_tokens = self.running_set.ended, self._runtime.step_tokens
+            result = read_step(step, records, ids, ended, step_tokens)
+            self._count(step, result, step_tokens)
             for event in result.events.values():
                 if event.finish is not None:
                     self.running_set.finish(event.row)
@@ -507,14 +510,15 @@ class Pipeline:
         for chunk in segments:
             logprobs |= chunk.row.params.logprobs is not None
         sent = slot.launch(key, words, staged, deltas, not key.split, logprobs, targets)
-        launch = 0 if batch is None else batch.launch(number)
-        if batch is not None and not batch.ready:
-            self.running_set.covered(batch.due())
+        if batch is not None:
+            batch.launch(number)
+            if not batch.ready:
+                self.running_set.covered(batch.due())
         for segment in segments:
             segment.row.launch_chunk(number, segment.num_tokens)
             if segment.sample:
                 self.running_set.prompt_done(segment.row)
-        step = Step(number, index, key, batch, launch, segments, slot.span, not key.split)
+        step = Step(number, index, key, batch, segments, slot.span, not key.split)
         self._inflight.append(step)
         self.last_kind = key.kind
         self.stats.launched(step, sent)
@@ -535,6 +539,18 @@ class Pipeline:
     def _wait(self, step: Step) -> memoryview:
         return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
+    def _count(self, step: Step, result: StepResult, step_tokens: int) -> None:
+        """The step's tokens are committed: one for each row, unless it may give more."""
+        if step.batch is not None:
+            step.batch.epoch.commits += 1
+        if step_tokens > 1:
+            for column, row in enumerate(result.rows):
+                if row.delivers:
+                    self.running_set.recount(row, len(result.tokens_of(column)))
+        for chunk in step.chunks:
+            if chunk.sample:
+                chunk.row.commit_first()
+
     def _take_unused(self) -> list[Row]:
         unused = self.running_set.take_unused(self._committed)
         for row in unused:
@@ -552,7 +568,7 @@ class Pipeline:
         if fill is None:
             raise PipelineError(f"{row} is constrained: finalize() needs a fill callback")
         try:
-            slot.write_mask(index, row, row.next_position - 1, fill)
+            slot.write_mask(index, row, row.mask_position, fill)
         except BaseException as error:  # the user's callback: its fault is that row's alone
             is_main = threading.current_thread() is threading.main_thread()
             if isinstance(error, KeyboardInterrupt) and is_main:

@@ -99,6 +99,9 @@ class RuntimePort(Protocol):
     captures_prefill: bool
     """Whether a prefill step of fewer tokens than its graph costs no more than its tokens."""
 
+    step_tokens: int
+    """Tokens that a decode row gets in a step at most; the kernels give one."""
+
     automaton_words: int
 
     def write_automaton(self, offset: int, words: torch.Tensor) -> None:

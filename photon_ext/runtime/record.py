@@ -7,7 +7,8 @@ those with a flag one by one.
 from __future__ import annotations
 
 from array import array
-from itertools import compress, count
+from collections.abc import Iterator, Sequence
+from itertools import compress, count, islice
 
 from photon_ext.errors import PipelineError, describe
 from photon_ext.layout import LOGPROB_WIDTH, RECORD_TOKENS, RECORD_WIDTH, RecordFlag
@@ -24,61 +25,71 @@ from photon_ext.runtime.step import (
 
 ROW, GENERATION, NUM_TOKENS, FLAGS = range(RECORD_TOKENS)
 DEAD, STOP, COMPLETE = int(RecordFlag.DEAD), int(RecordFlag.STOP), int(RecordFlag.COMPLETE)
+_NO_TOKEN = -1
 FAULTS = int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE | RecordFlag.AUTOMATON_ERROR)
 
 
 def read_step(
-    step: Step, records: memoryview, vocab_size: int, ended: frozenset[Row] = frozenset()
+    step: Step,
+    records: memoryview,
+    vocab_size: int,
+    ended: frozenset[Row] = frozenset(),
+    step_tokens: int = 1,
 ) -> StepResult:
     """The result of a step, of whose segments ``records`` are the int32 words, and behind them
     those of log-probabilities, where a row asks for them (layout.OutputLayout). ``ended``: rows of
-    which some may have been in it, and whose tokens are skipped.
+    which some may have been in it, and whose tokens are skipped. ``step_tokens``: tokens that a
+    decode row may have got.
 
     Raises:
         PipelineError: a record is not of its row, or not one that a step can leave.
     """
     result = StepResult(step)
     if step.batch is not None:
-        if ended:
-            gone = (column for column, row in enumerate(step.batch.rows) if row in ended)
-            result.skipped = frozenset(gone)
-        _read_batch(step.batch, step.launch, records, vocab_size, result)
-    result.zombies = len(result.skipped)
+        skipped = (
+            [column for column, row in enumerate(step.batch.rows) if row in ended] if ended else []
+        )
+        _read_batch(step.batch, records, vocab_size, skipped, step_tokens, result)
+        result.zombies = len(skipped)
     for i, chunk in enumerate(step.chunks):
         result.zombies += not chunk.row.delivers
         begin = (step.key.decode_rows + i) * RECORD_WIDTH
         event = _read_chunk(chunk, records[begin : begin + RECORD_WIDTH].tolist(), vocab_size)
         if event is not None:
             result.events[len(result.rows) + i] = event
-            result.count += event.token is not None
+            result.count += len(event.tokens)
     for segment, row in step.with_logprobs():
         if row.delivers:
-            own = _logprob_words(step, records, segment)
-            result.logprobs[row] = _read_logprobs(own, row.params.logprobs or 0)
+            own = _logprob_words(step, records, step_tokens, segment)
+            asked = row.params.logprobs or 0
+            count = len(result.tokens_of(segment)) if segment < len(result.rows) else 1
+            result.logprobs[row] = [_read_logprobs(words, asked) for words in islice(own, count)]
     if step.key.scored:
-        _read_prompts(step, records, result)
+        _read_prompts(step, records, step_tokens, result)
     return result
 
 
-def _logprob_words(step: Step, records: memoryview, place: int) -> memoryview:
-    """Of a segment, or behind the segments of a chunk token."""
-    begin = len(records) - (step.key.segments + step.num_scored - place) * LOGPROB_WIDTH
-    return records[begin : begin + LOGPROB_WIDTH]
+def _logprob_words(
+    step: Step, records: memoryview, step_tokens: int, segment: int
+) -> Iterator[memoryview]:
+    """Of a segment's tokens: those of the first tokens of all segments come first."""
+    places = step.key.segments * step_tokens + step.num_scored
+    for place in range(segment, places, step.key.segments):
+        begin = len(records) - (places - place) * LOGPROB_WIDTH
+        yield records[begin : begin + LOGPROB_WIDTH]
 
 
-def _read_prompts(step: Step, records: memoryview, result: StepResult) -> None:
-    place = step.key.segments
+def _read_prompts(step: Step, records: memoryview, step_tokens: int, result: StepResult) -> None:
+    begin = len(records) - step.num_scored * LOGPROB_WIDTH
     for row, position, tokens, _ in step.chunks:
         asked, known = row.params.prompt_logprobs, len(row.prompt_ids) - 1 - position
         if asked is not None and row.delivers:
-            result.prompt_logprobs[row] = (
-                position,
-                [
-                    _read_logprobs(_logprob_words(step, records, place + i), asked)
-                    for i in range(min(tokens, known))
-                ],
+            words = (
+                records[at : at + LOGPROB_WIDTH]
+                for at in range(begin, begin + min(tokens, known) * LOGPROB_WIDTH, LOGPROB_WIDTH)
             )
-        place += tokens
+            result.prompt_logprobs[row] = position, [_read_logprobs(own, asked) for own in words]
+        begin += tokens * LOGPROB_WIDTH
 
 
 def _read_logprobs(words: memoryview, count: int) -> TokenLogprobs:
@@ -90,29 +101,53 @@ def _read_logprobs(words: memoryview, count: int) -> TokenLogprobs:
 
 
 def _read_batch(
-    batch: DecodeBatch, launch: int, records: memoryview, vocab_size: int, result: StepResult
+    batch: DecodeBatch,
+    records: memoryview,
+    vocab_size: int,
+    skipped: Sequence[int],
+    step_tokens: int,
+    result: StepResult,
 ) -> None:
     end = len(batch.rows) * RECORD_WIDTH
     indices, generations = records[ROW:end:RECORD_WIDTH], records[GENERATION:end:RECORD_WIDTH]
     flags = records[FLAGS:end:RECORD_WIDTH]
-    tokens = records[RECORD_TOKENS:end:RECORD_WIDTH].tolist()
     if indices != batch.indices or generations != batch.generations:
         for row, *found in zip(batch.rows, indices, generations, flags, strict=True):
             if found[:2] != [row.index, row.generation]:
                 raise _not_its_own(row, *found)
-    result.rows, result.tokens = batch.rows, tokens
-    result.count = len(tokens) - len(result.skipped)
+    words = records[RECORD_TOKENS:end:RECORD_WIDTH].tobytes()
+    tokens = array("i", words)
     # words are compared in place: most steps have no flag, and lists cost more
     marked = [*compress(count(), flags)] if flags != array("i", bytes(flags.nbytes)) else []
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
+    if max(array("I", words)) >= vocab_size:  # or one is negative
         others = (i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
         marked = sorted({*marked, *others})
+    result.rows, result.tokens, result.count = batch.rows, [tokens], len(tokens) - len(skipped)
+    for column in skipped:
+        tokens[column] = _NO_TOKEN
+    if step_tokens > 1:
+        _read_more(records, end, step_tokens, skipped, result)
     for column in marked:
-        if column not in result.skipped:
-            row, flag, token = batch.rows[column], flags[column], tokens[column]
-            position = batch.positions[column] + launch
-            event = result.events[column] = _event(row, flag, token, position, vocab_size)
-            result.count -= event.token is None
+        if column not in skipped:
+            row, flag, got = batch.rows[column], flags[column], result.tokens_of(column)
+            position = row.mask_position + len(got)
+            event = _event(row, flag, got or (tokens[column],), position, vocab_size)
+            result.events[column] = event
+            result.count -= not event.tokens
+
+
+def _read_more(
+    records: memoryview, end: int, step_tokens: int, skipped: Sequence[int], result: StepResult
+) -> None:
+    """The tokens behind the first of each row, as far as one has any."""
+    for i in range(1, step_tokens):
+        tokens = array("i", records[RECORD_TOKENS + i : end : RECORD_WIDTH].tobytes())
+        for column in skipped:
+            tokens[column] = _NO_TOKEN
+        if max(tokens) < 0:
+            return
+        result.tokens.append(tokens)
+        result.count += sum(token >= 0 for token in tokens)
 
 
 def _read_chunk(chunk: ChunkSegment, record: list[int], vocab_size: int) -> RowEvent | None:
@@ -125,7 +160,7 @@ def _read_chunk(chunk: ChunkSegment, record: list[int], vocab_size: int) -> RowE
         raise _not_its_own(row, index, generation, flags)
     if not chunk.sample:
         return None
-    return _event(row, flags, token, chunk.position + chunk.num_tokens - 1, vocab_size)
+    return _event(row, flags, (token,), chunk.position + chunk.num_tokens - 1, vocab_size)
 
 
 def _not_its_own(row: Row, index: int, generation: int, flags: int) -> PipelineError:
@@ -135,21 +170,28 @@ def _not_its_own(row: Row, index: int, generation: int, flags: int) -> PipelineE
     )
 
 
-def _event(row: Row, flags: int, token: int, position: int, vocab_size: int) -> RowEvent:
+def _event(
+    row: Row, flags: int, tokens: tuple[int, ...], position: int, vocab_size: int
+) -> RowEvent:
+    """``position``: of the token behind which nothing could be sampled, with a fault's flag; then a
+    single negative token stands for none.
+    """
     if flags & DEAD:
         raise PipelineError(
             f"{row}: the device says that it is dead (flags {flags}), and nobody has ended it"
         )
     if flags & FAULTS:
-        return RowEvent(row, None, FinishReason.ERROR, _fault_text(row, flags, position))
-    if not 0 <= token < vocab_size:
-        remedy = f"ids lie in [0, {vocab_size}); look at the sample function"
-        raise PipelineError(f"{row}: sampling gave token {token}; {remedy}")
+        given = () if tokens[0] < 0 else tokens
+        return RowEvent(row, given, FinishReason.ERROR, _fault_text(row, flags, position))
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            remedy = f"ids lie in [0, {vocab_size}); look at the sample function"
+            raise PipelineError(f"{row}: sampling gave token {token}; {remedy}")
     if not flags:
-        return RowEvent(row, token, None)
+        return RowEvent(row, tokens, None)
     if flags & COMPLETE:
-        return RowEvent(row, token, FinishReason.STOP, complete=True)
-    return RowEvent(row, token, FinishReason.STOP if flags & STOP else FinishReason.LENGTH)
+        return RowEvent(row, tokens, FinishReason.STOP, complete=True)
+    return RowEvent(row, tokens, FinishReason.STOP if flags & STOP else FinishReason.LENGTH)
 
 
 def _fault_text(row: Row, flags: int, position: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from photon_ext.checks import INT32_MAX
 from photon_ext.errors import PipelineError
@@ -39,21 +39,39 @@ class DecodeEpoch:
     """Counts decode steps for all rows that decode together, while rows join and leave.
 
     Attributes:
-        launches: how many steps were launched.
-        last_step: number of the latest of them; NEVER: none was.
+        launches, commits: how many steps were launched, and how many of them are committed.
+        last_step: number of the latest that was launched; NEVER: none was.
         rows: how many rows decode in it.
     """
 
-    __slots__ = ("last_step", "launches", "rows")
+    __slots__ = ("commits", "last_step", "launches", "rows")
 
     def __init__(self) -> None:
-        self.launches, self.last_step, self.rows = 0, NEVER, 0
+        self.launches, self.commits, self.last_step, self.rows = 0, 0, NEVER, 0
+
+
+class _Stay(NamedTuple):
+    """Launches of an epoch, from ``begin`` to ``end``, in which a row was."""
+
+    epoch: DecodeEpoch
+    begin: int
+    end: int
+
+    @property
+    def committed(self) -> int:
+        """How many of them are committed."""
+        return min(max(self.epoch.commits, self.begin), self.end) - self.begin
+
+    @property
+    def length(self) -> int:
+        return self.end - self.begin
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Row:
-    """One admitted sequence, as the pipeline sees it. What it counts is launched, and so runs ahead
-    of what is committed; while it decodes, its epoch counts the steps.
+    """One admitted sequence, as the pipeline sees it: what is committed of it, and what is launched
+    at most. While it decodes, its epoch counts the steps, and a commit that gives it less than a
+    step may give says so (`recount`).
 
     Attributes:
         index: in the device tables, from 1 on.
@@ -66,6 +84,7 @@ class Row:
         capacity: KV entries that its pages hold; nothing is launched beyond.
         lora_slot: its adapter's slot, which is its own until it is released; 0: none.
         has_automaton: its constraint is an automaton on the device.
+        step_tokens: tokens that a decode step gives it at most.
     """
 
     index: int
@@ -80,8 +99,12 @@ class Row:
     capacity: int = INT32_MAX
     lora_slot: int = 0
     has_automaton: bool = False
-    _sampled: int = 0
+    step_tokens: int = 1
+    _launched: int = 0
+    _committed: int = 0
     _last_step: int = NEVER
+    _joined: int = 0
+    _left: tuple[_Stay, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -94,9 +117,18 @@ class Row:
         return self.state in _DELIVERS
 
     @property
-    def sampled(self) -> int:
-        """Tokens whose sampling was launched; the device may stop before, at a stop id."""
-        return self._sampled + (0 if self.epoch is None else self.epoch.launches)
+    def committed(self) -> int:
+        """Tokens of its answer that are committed, while they are delivered."""
+        committed = self._committed + sum(stay.committed for stay in self._left)
+        if self.epoch is not None:
+            committed += _Stay(self.epoch, self._joined, self.epoch.launches).committed
+        return committed
+
+    @property
+    def launched(self) -> int:
+        """Tokens whose sampling was launched, at most; the device may stop before, at a stop id."""
+        epoch = self.epoch
+        return self._launched + (0 if epoch is None else epoch.launches * self.step_tokens)
 
     @property
     def last_step(self) -> int:
@@ -111,13 +143,27 @@ class Row:
     @property
     def wants_decode(self) -> bool:
         """Ready for one more token: steps in flight do not cover the cap yet."""
-        return self.running and 0 < self.sampled < self.params.max_new_tokens
+        return self.running and 0 < self.launched < self.params.max_new_tokens
 
     @property
     def next_position(self) -> int:
-        """KV position of the next token to launch."""
-        sampled = self.sampled
-        return self.prefilled if sampled == 0 else len(self.prompt_ids) + sampled - 1
+        """KV position of the next token to launch, at most."""
+        launched = self.launched
+        return self.prefilled if launched == 0 else len(self.prompt_ids) + launched - 1
+
+    @property
+    def mask_position(self) -> int:
+        """KV position of the token behind which it is sampled next, once all before is committed:
+        what a mask of the host is written for.
+        """
+        return len(self.prompt_ids) + self.committed - 1
+
+    @property
+    def steps_left(self) -> int:
+        """Decode steps to launch until its cap is covered, or its pages may be full."""
+        left = self.params.max_new_tokens - self.launched
+        entries = self.capacity - self.next_position
+        return -(-left // self.step_tokens) if entries >= left else entries // self.step_tokens
 
     def move(self, state: RowState) -> None:
         """The row goes over to another state. Raises PipelineError where it cannot."""
@@ -130,21 +176,34 @@ class Row:
         self.prefilled += tokens
         self._last_step = step
         if self.prefilled == len(self.prompt_ids):
-            self._sampled = 1
+            self._launched = 1
+
+    def commit_first(self) -> None:
+        """The step that ends its prompt was committed, and gave it a token."""
+        self._committed = 1
+
+    def recount(self, tokens: int) -> None:
+        """A decode step was committed that gave it so many tokens, maybe fewer than it may give."""
+        self._committed += tokens - 1
+        self._launched += tokens - self.step_tokens
 
     def join(self, epoch: DecodeEpoch | None) -> None:
-        """Leaves its epoch, whose count it takes along, for another one, or for none."""
-        sampled, last_step = self.sampled, self.last_step
+        """Leaves its epoch, whose counts it takes along, for another one, or for none."""
+        launched, last_step, left = self.launched, self.last_step, self._left
         if self.epoch is not None:
             self.epoch.rows -= 1
+            left = (*left, _Stay(self.epoch, self._joined, self.epoch.launches))
         if epoch is not None:
             epoch.rows += 1
-            sampled -= epoch.launches
-        self._sampled, self._last_step, self.epoch = sampled, last_step, epoch
+            launched -= epoch.launches * self.step_tokens
+            self._joined = epoch.launches
+        self._committed += sum(stay.committed for stay in left if stay.committed == stay.length)
+        self._left = tuple(stay for stay in left if stay.committed < stay.length)
+        self._launched, self._last_step, self.epoch = launched, last_step, epoch
 
     def __repr__(self) -> str:
         return (
             f"Row({self.index}, generation {self.generation}, {self.state.value}, "
             f"prefilled {self.prefilled}/{len(self.prompt_ids)}, "
-            f"sampled {self.sampled}/{self.params.max_new_tokens})"
+            f"launched {self.launched}/{self.params.max_new_tokens})"
         )

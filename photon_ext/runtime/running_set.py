@@ -21,6 +21,9 @@ class RunningSet:
         self._full: list[Row] = []
         self._ending: list[Row] = []
         self._decode: tuple[Row, ...] | None = ()
+        self._covered: dict[
+            int, Row
+        ] = {}  # rows of which steps in flight may give all that is left
 
     def __bool__(self) -> bool:
         return bool(self._rows)
@@ -48,7 +51,7 @@ class RunningSet:
     def lacks_pages(self) -> bool:
         """Whether a row has a token to launch, and no page for it."""
         if self._full:
-            lacking = [row for row in self._full if row.next_position >= row.capacity]
+            lacking = [row for row in self._full if row.steps_left < 1]
             self._full = [row for row in lacking if row.wants_decode]
         return bool(self._full)
 
@@ -68,12 +71,25 @@ class RunningSet:
         self._rows[row.index] = self._prefill[row.index] = row
 
     def covered(self, rows: Iterable[Row]) -> None:
-        """Steps in flight cover the caps of these decode rows, or fill their pages."""
+        """Steps in flight may cover the caps of these decode rows, or fill their pages."""
         for row in rows:
             if row.wants_decode:
                 self._full.append(row)
             else:
                 self._leave(row)
+                if row.step_tokens > 1:
+                    self._covered[row.index] = row
+
+    def recount(self, row: Row, tokens: int) -> None:
+        """A committed step gave a row so many tokens: where that is less than it may give, the row
+        may have some to launch again.
+        """
+        row.recount(tokens)
+        if row.wants_decode and self._covered.pop(row.index, None) is not None:
+            self._decoding.append(row)
+            self._decode = None
+            if row.steps_left < 1:
+                self._full.append(row)
 
     def prompt_done(self, row: Row) -> None:
         """The last of a row's prompt was launched: it decodes from the next step on."""
@@ -81,7 +97,7 @@ class RunningSet:
         if row.wants_decode:
             self._decoding.append(row)
             self._decode = None
-            if row.next_position >= row.capacity:
+            if row.steps_left < 1:
                 self._full.append(row)
 
     def _leave(self, row: Row) -> None:
@@ -96,6 +112,7 @@ class RunningSet:
         if row in self._decoding:
             self._leave(row)
         self._prefill.pop(row.index, None)
+        self._covered.pop(row.index, None)
         row.join(None)
         if row not in self._ending:
             self._ending.append(row)

@@ -77,6 +77,7 @@ class Runtime:
         self.timing = timing
         self.device = checked_device(device)
         self.captures_prefill = self.device.type == "cpu"
+        self.step_tokens = 1  # the kernels give a row one
         biases = check_count("max_biases", max_biases, least=0)
         counted = check_count("penalty_vocab", penalty_vocab, least=0)
         self.table = RowTable(size.max_rows, size.pages_per_row, size.max_stop_ids, biases, counted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
@@ -48,7 +49,7 @@ class PageAppend(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Who is scheduled in a step: each row of ``decode`` with one token, then chunks of prompts.
+    """Who is scheduled in a step: the rows of ``decode``, then chunks of prompts.
     Before it the rows of ``drains`` leave (Pipeline.drain), and others get more pages.
 
     While nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step
@@ -134,7 +135,7 @@ class Step:
     Attributes:
         index: number of the step, from 0 on, in order of launch.
         slot: which of the pipeline's slots it has.
-        batch, launch: the decode rows, if any, and which launch of their epoch it is, from 0 on.
+        batch: the decode rows, if any.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
         gap_us: how long the device was idle before it, microseconds, once it is committed; None
@@ -145,7 +146,6 @@ class Step:
     slot: int
     key: StepKey
     batch: DecodeBatch | None
-    launch: int
     chunks: tuple[ChunkSegment, ...]
     span: Span | None
     finalized: bool
@@ -194,13 +194,14 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowEvent(NamedTuple):
-    """What one commit says about one row: a token, the end, or both. ``error`` comes with
-    ``FinishReason.ERROR``, and then no token does; a stop token with ``FinishReason.STOP``, or,
-    where the answer is ``complete``, a token behind which the row's automaton allows nothing.
+    """What one commit says about one row: the tokens that it got, in order, and its end, which is
+    behind the last of them. ``error`` comes with ``FinishReason.ERROR``; with ``FinishReason.STOP``
+    the last token is a stop token, or, where the answer is ``complete``, one behind which the row's
+    automaton allows nothing.
     """
 
     row: Row
-    token: int | None
+    tokens: tuple[int, ...]
     finish: FinishReason | None
     error: str | None = None
     complete: bool = False
@@ -214,37 +215,49 @@ class StepResult:
 
     Attributes:
         step: None where nothing was in flight.
-        rows, tokens: its decode rows, and the token of each; negative where it has none.
+        rows: its decode rows.
+        tokens: int32, what each of them got: the first tokens of all, then the second ones, and so
+            on, in as many columns as the most that one got; negative where a row has no more. A row
+            that had ended before has none.
         events: of rows that need a look: decode rows that end here, by column, and every chunk that
-            was sampled, from column ``len(rows)`` on. All others go on with their token.
-        skipped: columns of decode rows that had ended before.
+            was sampled, from column ``len(rows)`` on. All others go on with their tokens.
         count: tokens in all.
         zombies: segments of rows that had ended before.
-        logprobs: of rows that ask for them, and whose tokens are delivered.
+        logprobs: of rows that ask for them, and whose tokens are delivered: one for each token.
         prompt_logprobs: of chunks whose rows ask for them: the position of the first, and those of
             the tokens behind each but the prompt's last.
     """
 
     step: Step | None = None
     rows: tuple[Row, ...] = ()
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[array[int]] = field(default_factory=list)
     events: dict[int, RowEvent] = field(default_factory=dict)
-    skipped: frozenset[int] = frozenset()
     count: int = 0
     zombies: int = 0
-    logprobs: dict[Row, TokenLogprobs] = field(default_factory=dict)
+    logprobs: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[Row, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RowEvent]:
-        for column, (row, token) in enumerate(zip(self.rows, self.tokens, strict=True)):
-            if column not in self.skipped:
-                yield self.events.get(column) or RowEvent(row, token, None)
+        for column, row in enumerate(self.rows):
+            if (event := self.events.get(column)) is not None:
+                yield event
+            elif tokens := self.tokens_of(column):
+                yield RowEvent(row, tokens, None)
         for column in sorted(self.events):
             if column >= len(self.rows):
                 yield self.events[column]
 
     def __len__(self) -> int:
-        return len(self.rows) - len(self.skipped) + sum(c >= len(self.rows) for c in self.events)
+        return sum(1 for _ in self)
+
+    def tokens_of(self, column: int) -> tuple[int, ...]:
+        """What one decode row got."""
+        return tuple(step[column] for step in self.tokens if step[column] >= 0)
+
+    @property
+    def even(self) -> bool:
+        """Whether each decode row got one token and goes on, and no chunk was sampled."""
+        return not self.events and len(self.tokens) == 1 and self.count == len(self.rows)
 
 
 @dataclass(slots=True)

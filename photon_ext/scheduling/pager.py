@@ -236,5 +236,6 @@ class Pager:
 
 
 def _places(row: Row) -> int:
-    """Tokens of its answer, launched from now on, for which it has pages."""
-    return row.capacity - max(row.next_position, len(row.prompt_ids))
+    """Decode steps, launched from now on, for which it has pages."""
+    entries = row.capacity - max(row.next_position, len(row.prompt_ids))
+    return entries // row.step_tokens

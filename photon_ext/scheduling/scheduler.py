@@ -73,7 +73,7 @@ class Scheduler:
         self.released: list[Row] = []
         self._pager = pager
         self._max_len = max_len
-        self._live: dict[object, Sequence] = {}
+        self._live: dict[int, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._adapters = AdapterSlots() if adapters is None else adapters
         self._deferred: dict[Sequence, int | None] = {}  # a page, or None: a slot
@@ -127,14 +127,14 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
-        self._live[sequence.request] = sequence
+        self._live[sequence.id] = sequence
         if sequence.adapter is not None:
             sequence.adapter.users += 1
         self._wait(sequence)
 
-    def find(self, request: object) -> Sequence | None:
+    def find(self, request_id: int) -> Sequence | None:
         """The live sequence of a request, waiting or running; None once it has ended."""
-        return self._live.get(request)
+        return self._live.get(request_id)
 
     def sequence_of(self, row: Row) -> Sequence:
         """Who holds a row, ended or not."""
@@ -194,7 +194,7 @@ class Scheduler:
         self.stats.prompt_tokens += len(row.prompt_ids)
         self.stats.prefix_hit_tokens += grant.cached
         if not sequence.preemptions:
-            sequence.request.cached_tokens = grant.cached
+            sequence.sink.cached_tokens = grant.cached
             self.stats.device_constraints += sequence.automaton is not None
             self.stats.host_constraints += sequence.constraint is not None
 
@@ -235,10 +235,10 @@ class Scheduler:
             self._adapters.left()
         elif sequence.state is SequenceState.WAITING:
             self._unqueue(sequence)
-        self._live.pop(sequence.request, None)
+        self._live.pop(sequence.id, None)
         sequence.ended, sequence.embeds = True, None
         if not sequence.watched:
-            sequence.request.settle()
+            sequence.sink.settle()
 
     def release(self, row: Row) -> None:
         """The row is released: no step in flight uses its pages. A sequence that has not ended was
@@ -246,7 +246,7 @@ class Scheduler:
         """
         sequence = self._in_rows.pop(row)
         if not sequence.watched:
-            sequence.request.settle()
+            sequence.sink.settle()
         self._pager.release(sequence, row)
         self._release_automaton(sequence)
         if sequence.adapter is not None:
@@ -263,45 +263,49 @@ class Scheduler:
         self.released.clear()
 
     def advance(self, result: StepResult) -> Iterator[tuple[Sequence, RowEvent]]:
-        """Takes the tokens of a step: those of ordinary rows as a column.
+        """Takes the tokens of a step: those of ordinary rows as columns.
 
-        Yields what has to be looked at: ends and first tokens, and every token of watched
-        sequences, but none that is repeated. Tokens of watched sequences, and of ends, are not told
-        to the request yet.
+        Yields what has to be looked at: ends and first tokens, and all tokens of watched sequences,
+        but none that is repeated. Tokens of watched sequences, and of ends, are not told to the
+        request yet.
         """
         log = self.log
         for row, found in result.logprobs.items():  # before their tokens, which readers may see
-            if not (sequence := self._in_rows[row]).repeats:
-                sequence.request.logprobs.append(found)
+            sequence = self._in_rows[row]
+            sequence.sink.add_logprobs(found[sequence.repeats :])
         for row, (position, scores) in result.prompt_logprobs.items():
-            request = self._in_rows[row].request
-            known = request.prompt_logprobs  # after a preemption they come again
-            begin, end = (max(at - position, 0) for at in (len(known), request.prompt_tokens - 1))
-            known += scores[begin:end]
+            sequence = self._in_rows[row]
+            sequence.sink.add_prompt_logprobs(sequence.new_scores(position, scores))
         for chunk in () if result.step is None else result.step.chunks:
             # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
             log.follow(result.rows, self._in_rows.__getitem__)
         for column in log.watched if result.rows else ():
-            if column not in result.skipped and column not in result.events:
-                event = RowEvent(result.rows[column], result.tokens[column], None)
+            tokens = () if column in result.events else result.tokens_of(column)
+            if tokens:
+                event = RowEvent(result.rows[column], tokens, None)
                 yield from self._seen(log.sequences[column], event)
-        for column, event in result.events.items():
+        for event in result.events.values():
             sequence = self._in_rows[event.row]
             if not sequence.watched and not sequence.repeats:
-                sequence.request.settle()
-                if column >= len(result.rows) and event.finish is None and event.token is not None:
-                    sequence.request.add(event.token)
+                sequence.sink.settle()
             yield from self._seen(sequence, event)
         if result.rows:
-            log.steps.append(result.tokens)  # what ends here has settled before
+            log.steps.extend(result.tokens)  # what ends here has settled before
 
     def _seen(self, sequence: Sequence, event: RowEvent) -> Iterator[tuple[Sequence, RowEvent]]:
-        """The event, unless its token is one that is repeated, as it should be."""
-        if not sequence.repeats or event.token is None:
-            yield sequence, event
-        elif (fault := sequence.repeat(event.token)) is not None:
-            yield sequence, RowEvent(event.row, None, FinishReason.ERROR, fault)
-        elif not sequence.repeats:
-            self.log.rows = ()  # so that its request follows its column from the next step on
+        """The event, without tokens that are repeated, as they should be."""
+        if count := sequence.repeats:
+            for token in event.tokens[:count]:
+                if (fault := sequence.repeat(token)) is not None:
+                    yield sequence, RowEvent(event.row, (), FinishReason.ERROR, fault)
+                    return
+            if not sequence.repeats:
+                self.log.rows = ()  # so that its request follows its column from the next step on
+            event = event._replace(tokens=event.tokens[count:])
+            if not event.tokens and event.finish is None:
+                return
+        if not sequence.watched and event.finish is None:
+            sequence.sink.add(event.tokens)
+        yield sequence, event

@@ -9,16 +9,17 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from photon_ext.layout import FIRST_EMBED
-from photon_ext.runtime import Admission, FinishReason, Row
+from photon_ext.runtime import Admission, FinishReason, Row, TokenLogprobs
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished, pack_ids
 from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling.adapters import Adapter
 from photon_ext.scheduling.policy import Key
 from photon_ext.scheduling.prefix_cache import token_bytes
+from photon_ext.scheduling.token_sink import TokenSink
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +46,7 @@ class Sequence:
 
     Attributes:
         admission: what its row is run with; after a preemption, the rest of it.
-        request: the caller's side, which takes tokens one by one (`add`) or follows a column of the
-            log (`follow`, `settle`).
+        sink: where its tokens go, the caller's side.
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
         limit: what its length cap is: "max_new_tokens", "max_objects", or "max_len" where the
@@ -71,7 +71,7 @@ class Sequence:
 
     admission: Admission
     constraint: Constraint | None
-    request: Any
+    sink: TokenSink
     watched: bool = False
     limit: str = "max_new_tokens"
     root: Hashable = None
@@ -91,10 +91,16 @@ class Sequence:
     _asked: Admission = field(init=False, repr=False)
     _watched_tokens: list[int] = field(default_factory=list, init=False, repr=False)
     _repeated: deque[int] = field(default_factory=deque, init=False, repr=False)
+    _scored: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._asked = self.admission
         self.content = token_bytes(self.admission.prompt_ids)
+
+    @property
+    def id(self) -> int:
+        """The request's."""
+        return self.sink.id
 
     @property
     def rank(self) -> tuple[Key, int]:
@@ -129,8 +135,7 @@ class Sequence:
         """
         if self.watched:
             return self._watched_tokens[begin:]
-        generated: list[int] = self.request.snapshot(begin)[0]
-        return generated
+        return self.sink.tokens_from(begin)
 
     def whole_content(self) -> bytes:
         """The tokens of its prompt and of what is committed of its answer, as `content`."""
@@ -142,9 +147,18 @@ class Sequence:
         return len(self.admission.prompt_ids) + len(self._repeated)
 
     @property
-    def repeats(self) -> bool:
-        """Whether its row makes tokens again that were told before a preemption."""
-        return bool(self._repeated)
+    def repeats(self) -> int:
+        """How many tokens its row makes again that were told before a preemption."""
+        return len(self._repeated)
+
+    def new_scores(self, position: int, scores: list[TokenLogprobs]) -> list[TokenLogprobs]:
+        """Of the log-probabilities of the tokens behind ``position`` of its prompt those that are
+        new: after a preemption they come again.
+        """
+        prompt = len(self._asked.prompt_ids)
+        begin, end = (max(at - position, 0) for at in (self._scored, prompt - 1))
+        self._scored += len(new := scores[begin:end])
+        return new
 
     def embeds_behind(self, position: int) -> int:
         """Embeddings of its prompt from this position on."""
@@ -171,10 +185,7 @@ class Sequence:
         """
         prompt, asked, _ = self._asked
         tokens = (*prompt, *self._answer(0))
-        if (
-            asked.prompt_logprobs is not None
-            and len(self.request.prompt_logprobs) >= len(prompt) - 1
-        ):
+        if asked.prompt_logprobs is not None and self._scored >= len(prompt) - 1:
             # all are told: it finds its pages in the cache
             asked = replace(asked, prompt_logprobs=None)
             self._asked = self.admission = self._asked._replace(params=asked)

@@ -2,58 +2,62 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from photon_ext.runtime import Row
 from photon_ext.runtime.decode_batch import changed_columns, patched
 from photon_ext.scheduling.sequence import Sequence
 
-MOST = 256  # steps, from which on another batch begins anew
+MOST = 256  # columns of tokens, from which on another batch begins anew
 
 
 class TokenLog:
-    """Columns of one batch, whose place in `rows`, `sequences` and `requests` they have; a step is
-    one entry of `steps`. Each request follows its column, and takes it over when another comes into
-    its place or the request ends, but for those in `watched` columns, whose tokens are handled one
-    by one or are told already.
+    """A view of what steps gave, which owns no request: `steps` has a column of tokens for each
+    step, or several where a row got several; a row's place in it is that in `rows`, `sequences` and
+    `ids`, and what is negative there is no token. Each request follows its place, and takes its
+    tokens over when another comes into it or the request ends, but for those in `watched` places,
+    whose tokens are handled one by one or are told already.
+
+    Attributes:
+        ids: int64, of the requests; the same object while the same rows decode.
     """
 
     def __init__(self) -> None:
         self.rows: tuple[Row, ...] = ()
         self.sequences: list[Sequence] = []
         self.watched: tuple[int, ...] = ()
-        self.requests: tuple[Any, ...] = ()
-        self.steps: list[list[int]] = []
+        self.ids = array("q")
+        self.steps: list[array[int]] = []
 
     def follow(self, rows: tuple[Row, ...], sequence_of: Callable[[Row], Sequence]) -> None:
-        """Another batch decodes from here on. Columns that stay go on in the same steps, so that a
+        """Another batch decodes from here on. Places that stay go on in the same steps, so that a
         row that joins or leaves costs the others nothing; but the steps of rows that have left are
         not kept for long.
         """
         if len(self.steps) >= MOST or not self.rows:
             self._settle(range(len(self.sequences)))
-            self.rows, self.sequences, self.requests, self.watched = (), [], (), ()
+            self.rows, self.sequences, self.ids, self.watched = (), [], array("q"), ()
             self.steps = []
         changed, size = changed_columns(self.rows, rows), len(self.rows)
         self._settle(column for column in (*changed, *range(len(rows), size)) if column < size)
-        requests = [*self.requests[: len(rows)]]
+        ids = self.ids[: len(rows)]
         del self.sequences[len(rows) :]
         for column in changed:
             sequence = sequence_of(rows[column])
             self.sequences[column : column + 1] = [sequence]
-            requests[column : column + 1] = [sequence.request]
+            ids[column : column + 1] = array("q", (sequence.id,))
             if not (sequence.watched or sequence.repeats or sequence.ended):
-                sequence.request.follow(self.steps, column)
-        self.rows, self.requests = rows, tuple(requests)
+                sequence.sink.follow(self.steps, column)
+        self.rows, self.ids = rows, ids
         self.watched = patched(self.watched, changed, self.sequences, _is_watched)
 
     def _settle(self, columns: Iterable[int]) -> None:
-        """The requests in these columns take over what is theirs."""
+        """The requests in these places take over what is theirs."""
         for column in columns:
             if not self.sequences[column].watched:
-                self.sequences[column].request.settle()
+                self.sequences[column].sink.settle()
 
 
 def _is_watched(sequence: Sequence) -> bool:
-    return sequence.watched or sequence.repeats
+    return sequence.watched or sequence.repeats > 0

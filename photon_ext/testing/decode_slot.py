@@ -7,7 +7,7 @@ from __future__ import annotations
 from array import array
 from typing import NamedTuple
 
-from photon_ext.runtime.step import StepKey
+from photon_ext.runtime.step import StepKey, StepKind
 from photon_ext.testing.device import SimDevice, SimEvent
 from photon_ext.testing.errors import Fault
 from photon_ext.testing.memory import Access
@@ -154,6 +154,8 @@ class SimDecodeSlot:
                 self._step.forward(key, launch, access)
             if graph.sampling:
                 self._step.sampling(key, launch, access)
+            if graph.forward and graph.sampling and key.kind is StepKind.DECODE:
+                self._step.go_on(key, launch, access)
 
         self._device.compute.enqueue(f"{parts} {launch}", replay)
 

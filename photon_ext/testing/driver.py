@@ -158,10 +158,9 @@ class Driver:
         outcome = self._live.get((event.row.index, event.row.generation))
         if outcome is None or outcome.finish is not None:
             raise SimLeaseError(
-                f"{event.row} has ended, and a commit still reports {event.token}, {event.finish}"
+                f"{event.row} has ended, and a commit still reports {event.tokens}, {event.finish}"
             )
-        if event.token is not None:
-            outcome.tokens.append(event.token)
+        outcome.tokens += event.tokens
         outcome.finish, outcome.error = event.finish, event.error
         self._forget_ended(outcome)
 

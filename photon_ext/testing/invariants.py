@@ -21,7 +21,9 @@ def check_invariants(pipeline: Pipeline) -> None:
             raise SimError(f"I3: {row} was last in step {row.last_step}; in flight: {in_use}")
         if row.state is RowState.RELEASED or not (row.running or in_use):
             raise SimError(f"I4: {row} is still registered")
-        if row.sampled > row.params.max_new_tokens or row.prefilled > len(row.prompt_ids):
+        if row.launched >= row.params.max_new_tokens + row.step_tokens or row.prefilled > len(
+            row.prompt_ids
+        ):
             raise SimError(f"{row}: more was launched than was asked for")
     for row in held:
         if row.state is RowState.RELEASED:

@@ -71,10 +71,12 @@ class SimRuntime:
         fault: Fault | None = None,
         check_races: bool = True,
         keeps_pages: bool = False,
+        step_tokens: int = 1,
     ) -> None:
         capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
         self.captures_prefill = True
+        self.step_tokens = step_tokens
         self.max_len = capacity.max_len
         self.page_size = capacity.page_size
         self.stats = SimStats()
@@ -126,7 +128,9 @@ class SimRuntime:
                 "this SimRuntime already serves a Pipeline; make another for another Pipeline"
             )
         rows, segments = spec.keys.max_rows, spec.keys.max_segments
-        inputs = InputLayout(segments, rows + spec.chunk, self.table.delta_capacity)
+        inputs = InputLayout(
+            segments, rows + spec.chunk, self.table.delta_capacity, self.step_tokens
+        )
         masks = MaskLayout(segments, spec.vocab_size)
         self.state.open(inputs.max_step_tokens, segments, self.automaton_words)
         natives: list[SimDecodeSlot] = []

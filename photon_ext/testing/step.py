@@ -9,12 +9,23 @@ away; ("adapter", s) is adapter slot s.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from photon_ext import ops
-from photon_ext.layout import COUNTS_SIZE, SEGMENT_COLUMNS, InputLayout, MaskLayout, SegmentFlag
+from photon_ext.layout import (
+    COUNTS_SIZE,
+    LOGPROB_WIDTH,
+    RECORD_TOKENS,
+    RECORD_WIDTH,
+    SEGMENT_COLUMNS,
+    InputLayout,
+    MaskLayout,
+    RecordFlag,
+    SegmentFlag,
+)
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepTensors
 from photon_ext.runtime.step_program import StepProgram
@@ -93,6 +104,31 @@ class SimStep:
         if self._fault is Fault.STATE_KEPT:
             for row, state in zip(rows, states, strict=True):
                 self._device.put_back_state(row, state)
+
+    def go_on(self, key: StepKey, launch: int, access: Access) -> None:
+        """More tokens for the decode rows of the same step, up to those that a segment may get: as
+        a device would give them that drafts and verifies. A row that ends has no more.
+        """
+        outputs = self._inputs.outputs
+        records, width = self._slot.records, RECORD_WIDTH
+        logprobs, block = outputs.logprob_offset, key.segments * LOGPROB_WIDTH
+        for number in range(1, outputs.segment_tokens):
+            before = array("i", records[: key.segments * width])
+            scores = array("i", records[logprobs : logprobs + block])
+            self.forward(key, launch, access)
+            self.sampling(key, launch, access)
+            begin = logprobs + number * block
+            records[begin : begin + block] = records[logprobs : logprobs + block]
+            records[logprobs : logprobs + block] = scores
+            for at in range(0, key.segments * width, width):
+                _, _, more, flags, token, *_ = records[at : at + width].tolist()
+                if flags & RecordFlag.DEAD:
+                    flags = before[at + 3]
+                elif more:
+                    before[at + RECORD_TOKENS + number] = token
+                before[at + 2] += more
+                before[at + 3] = flags
+            records[: key.segments * width] = before
 
     def apply_deltas(self, access: Access) -> None:
         """Applies the slot's deltas outside any step, as Fault.DELTAS_OFF_STREAM has it."""

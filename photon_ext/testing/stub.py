@@ -31,6 +31,7 @@ class StubDevice:
     """
 
     captures_prefill = True
+    step_tokens = 1
     automaton_words = 0
 
     def __init__(self, max_rows: int, max_len: int = 4096, depth: int = 2, page_size: int = 16):

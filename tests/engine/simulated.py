@@ -28,6 +28,7 @@ class WatchedDevice(SimRuntime):
         depth: int = 2,
         page_size: int = 4,
         chooser: Chooser | None = None,
+        step_tokens: int = 1,
     ) -> None:
         super().__init__(
             max_rows,
@@ -38,6 +39,7 @@ class WatchedDevice(SimRuntime):
             keeps_pages=True,
             max_biases=4,
             penalty_vocab=VOCAB,
+            step_tokens=step_tokens,
         )
         self.on_step: Callable[[], None] = lambda: None
         self.finished = True

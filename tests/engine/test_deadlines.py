@@ -144,7 +144,7 @@ def test_a_deadline_that_passes_while_an_event_is_delivered(depth: int, ended: b
     over: list[bool] = []
 
     def listen(output: StepOutput) -> None:
-        if output.ended if ended else output.first:
+        if output.ends if ended else output.tokens:
             over.append(True)
 
     with served(depth) as made:

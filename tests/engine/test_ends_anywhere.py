@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from photon_ext.engine.request import Request
+from photon_ext.engine.request import Request, request_of
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Sequence, SequenceState
 from tests.engine.byte_tokenizer import VOCAB
@@ -42,7 +42,7 @@ def prefills(stepped: Stepped) -> Sequence | None:
 
 
 def decodes(stepped: Stepped) -> Sequence | None:
-    found = (one for one in rows(stepped) if one.row is not None and one.row.sampled > 3)
+    found = (one for one in rows(stepped) if one.row is not None and one.row.launched > 3)
     return next((one for one in found if one.state is SequenceState.RUNNING), None)
 
 
@@ -90,7 +90,7 @@ def test_hazard_13_one_that_ends_in_any_state_touches_no_other(
     stepped, asked = serve(depth)
     sequence = turn_until(stepped, state)
     if end == "cancelled":
-        sequence.request.cancel()
+        request_of(sequence).cancel()
     else:
         sequence.deadline = 0.0
         stepped.loop._deadlines.add(sequence)

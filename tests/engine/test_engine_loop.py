@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_ext.engine import Engine, Output, Request
+from photon_ext.engine.request import request_of
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
@@ -473,7 +474,7 @@ class Interrupted:
         self.requests: list[Request] = []
 
     def __call__(self, sequences: list[Sequence]) -> None:
-        self.requests = [sequence.request for sequence in sequences]
+        self.requests = [request_of(sequence) for sequence in sequences]
         self.post(sequences)
         raise KeyboardInterrupt
 
@@ -704,7 +705,7 @@ def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back
         overlooked = engine._input.make([1, 2], LONG, False, RequestOptions())
         overlooked.admission = Admission((1, 2), RowParams(max_new_tokens=64))
         engine._post([overlooked])
-        output = overlooked.request.result(5)
+        output = request_of(overlooked).result(5)
         assert (output.finish_reason, output.token_ids) == ("error", ())
         assert "17 pages given; this request needs 1, and a row holds 16 at most" in (
             output.error or ""
@@ -757,7 +758,7 @@ def test_a_crash_between_two_requests_that_came_together_is_told_to_both() -> No
     made[0].key, made[1].key = (1,), ("what no policy may return",)  # type: ignore[assignment]
     engine._post(made)
     for sequence in made:
-        assert "not supported between" in (sequence.request.result(5).error or "")
+        assert "not supported between" in (request_of(sequence).result(5).error or "")
     engine.close()
 
 

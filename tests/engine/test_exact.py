@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from photon_ext.engine.output import StepOutput
-from photon_ext.engine.request import Request
+from photon_ext.engine import StepOutput
+from photon_ext.engine.request import Request, request_of
 from photon_ext.sampling import SamplingParams
 from photon_ext.testing import Request as ToyRequest
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
@@ -65,12 +65,11 @@ def test_pages_of_answers_are_not_shared(depth: int) -> None:
 def test_repeated_tokens_are_told_to_nobody_again(depth: int) -> None:
     """Neither to listeners nor to stop strings nor to who reads events meanwhile."""
     stepped = Stepped(depth, 26, model=MARKED, exact=True, tokenizer=byte_tokenizer())
-    told: dict[Request, list[int]] = {}
+    told: dict[int, list[int]] = {}
 
     def listen(output: StepOutput) -> None:
-        for request, token in [*zip(output.requests, output.tokens, strict=True), *output.first]:
-            if token >= 0:
-                told.setdefault(request, []).append(token)
+        for request, tokens in output.rows():
+            told.setdefault(request, []).extend(tokens)
 
     stepped.engine.listen(listen)
     requests = crowd(stepped)
@@ -78,14 +77,14 @@ def test_repeated_tokens_are_told_to_nobody_again(depth: int) -> None:
     lengths = dict.fromkeys(requests, 0)
     while stepped.turn():
         for request in requests:
-            length = len(request.snapshot(0)[0])
+            length = len(request.tokens_from(0))
             assert length >= lengths[request]
             lengths[request] = length
     assert stepped.scheduler.stats.preemptions > 0
     for request, tokens in zip(requests, expected_of(), strict=True):
         assert request.result(0).token_ids == tokens
-        assert told[request] == list(tokens[: len(told[request])])
-        assert len(told[request]) >= NEW - 1, "all but the last, which comes with the end"
+        assert told[request.id] == list(tokens[: len(told[request.id])])
+        assert len(told[request.id]) >= NEW - 1, "all but the last, which comes with the end"
     assert watched.result(0).token_ids == MARKED.generate(ToyRequest([9, 9], NEW))
 
 
@@ -101,7 +100,7 @@ def test_a_request_may_leave_while_it_repeats(depth: int, cancels: bool) -> None
             left = repeating[0]
             assert left.row is not None
             if cancels:
-                left.request.cancel()
+                request_of(left).cancel()
             else:
                 assert stepped.pipeline.drain(left.row)
         stepped.check()
@@ -109,7 +108,7 @@ def test_a_request_may_leave_while_it_repeats(depth: int, cancels: bool) -> None
     assert cancels or left.preemptions > 1
     for request, tokens in zip(requests, expected_of(), strict=True):
         output = request.result(0)
-        if cancels and request is left.request:
+        if cancels and request is request_of(left):
             assert output.finish_reason == "cancelled"
             assert output.token_ids == tokens[: len(output.token_ids)]
         else:
@@ -125,7 +124,7 @@ def test_a_forward_that_does_not_repeat_itself_fails_its_request_alone() -> None
         if repeating and not disturbed:
             disturbed = True
             repeating[0]._repeated[-1] = (repeating[0]._repeated[-1] + 1) % VOCAB
-            failed = repeating[0].request
+            failed = request_of(repeating[0])
     assert disturbed
     assert "does not give the same bits again" in (failed.result(0).error or "")
     for request, tokens in zip(requests, expected_of(), strict=True):

@@ -210,9 +210,9 @@ def test_a_bound_that_is_none_is_refused(max_waiting: Any) -> None:
 def test_an_engine_serves_those_that_wait_in_the_order_of_its_policy(
     policy: str, order: list[int]
 ) -> None:
-    told: list[Request] = []
+    told: list[int] = []
     with held(policy=policy) as (engine, go_on):
-        engine.listen(lambda output: told.extend(output.ended))
+        engine.listen(lambda output: told.extend(one.id for one in output.ends))
         running = engine.submit([1, 2], SHORT)
         waiting = [
             engine.submit([1] * length, SHORT, priority=priority)
@@ -221,7 +221,7 @@ def test_an_engine_serves_those_that_wait_in_the_order_of_its_policy(
         go_on.set()
         for request in waiting:
             assert request.result(20).finish_reason == "length"
-    assert told == [running, *(waiting[i] for i in order)]
+    assert told == [running.id, *(waiting[i].id for i in order)]
 
 
 def test_generate_and_chat_have_a_priority_too() -> None:

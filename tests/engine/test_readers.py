@@ -7,6 +7,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from array import array
+from itertools import zip_longest
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from photon_ext.engine import Request, StreamEvent
 from photon_ext.engine.output import End
 from photon_ext.engine.reader import EventReader
+from photon_ext.engine.request import request_of
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
 from photon_ext.sampling import SamplingParams, from_allowed_ids
@@ -52,24 +55,26 @@ class ReaderMachine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.rows = 0
 
-    def step(self, tokens: list[int], events: dict[int, RowEvent]) -> None:
-        """Commits a step and does with it what the engine's loop does."""
-        skipped = frozenset(
-            column
-            for column, row in enumerate(self.decode)
-            if self.scheduler.sequence_of(row).ended
-        )
+    def step(self, tokens: list[tuple[int, ...]], events: dict[int, RowEvent]) -> None:
+        """Commits a step, in which rows got so many tokens, and does with it what the engine's loop
+        does.
+        """
         rows = self.decode if tokens else ()
-        result = StepResult(None, rows, tokens, events, skipped if tokens else frozenset())
-        for column, (row, token) in enumerate(zip(rows, tokens, strict=True)):
-            if column not in skipped and column not in events:
-                self.told[self.scheduler.sequence_of(row).request].append(token)
+        given = [
+            () if self.scheduler.sequence_of(row).ended else own
+            for row, own in zip(rows, tokens, strict=True)
+        ]
+        columns = [array("i", column) for column in zip_longest(*given, fillvalue=-1)]
+        result = StepResult(None, rows, columns or [array("i", [-1]) * len(rows)], events)
+        for column, row in enumerate(rows):
+            if column not in events:
+                self.told[request_of(self.scheduler.sequence_of(row))] += given[column]
         for sequence, event in self.scheduler.advance(result):
-            if sequence.watched and event.token is not None and event.finish is None:
-                sequence.request.add(event.token)
+            if sequence.watched and event.finish is None:
+                request_of(sequence).add(event.tokens)
             if event.finish is not None:
                 self.scheduler.finish(sequence)
-                sequence.request.finish(End(event.finish), event.token)
+                request_of(sequence).finish(End(event.finish), event.tokens)
 
     def join(self, watched: bool) -> Row:
         admission = Admission((1, 2), RowParams(max_new_tokens=8))
@@ -80,14 +85,14 @@ class ReaderMachine(RuleBasedStateMachine):
         self.rows += 1
         row = Row(self.rows, 1, tuple(grant.pages), *admission[:2])
         self.scheduler.admit(sequence, row, grant)
-        self.told[sequence.request] = []
+        self.told[request_of(sequence)] = []
         return row
 
-    def event(self, row: Row, token: int, finish: FinishReason | None) -> RowEvent:
-        if finish is FinishReason.ERROR:
-            return RowEvent(row, None, finish, "out of order")
-        self.told[self.scheduler.sequence_of(row).request].append(token)
-        return RowEvent(row, token, finish)
+    def event(self, row: Row, tokens: tuple[int, ...], finish: FinishReason | None) -> RowEvent:
+        """An error may come behind tokens, and with none of them."""
+        self.told[request_of(self.scheduler.sequence_of(row))] += tokens
+        error = "out of order" if finish is FinishReason.ERROR else None
+        return RowEvent(row, tokens, finish, error)
 
     @rule(watched=st.booleans(), mixed=st.booleans(), data=st.data())
     def prefill(self, watched: bool, mixed: bool, data: st.DataObject) -> None:
@@ -95,7 +100,7 @@ class ReaderMachine(RuleBasedStateMachine):
         row = self.join(watched)
         tokens = data.draw(tokens_of(self.decode)) if mixed else []
         finish = data.draw(st.none() | REASONS)
-        event = self.event(row, data.draw(st.integers(0, 99)), finish)
+        event = self.event(row, (data.draw(st.integers(0, 99)),), finish)
         self.step(tokens, {len(tokens): event})
         self.regroup([*self.decode, row])
 
@@ -124,7 +129,7 @@ class ReaderMachine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from(self.scheduler.live))
         self.scheduler.finish(sequence)
-        sequence.request.finish(End(FinishReason.CANCELLED))
+        request_of(sequence).finish(End(FinishReason.CANCELLED))
 
     def regroup(self, rows: Any) -> None:
         self.decode = tuple(row for row in rows if not self.scheduler.sequence_of(row).ended)
@@ -156,8 +161,11 @@ class ReaderMachine(RuleBasedStateMachine):
             assert late.seen == told
 
 
-def tokens_of(rows: tuple[Row, ...]) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, 99), min_size=len(rows), max_size=len(rows))
+def tokens_of(rows: tuple[Row, ...]) -> st.SearchStrategy[list[tuple[int, ...]]]:
+    """One token for each row; or up to three, for some none."""
+    size, token = len(rows), st.integers(0, 99)
+    one, several = st.tuples(token), st.lists(token, max_size=3).map(tuple)
+    return st.one_of(*(st.lists(each, min_size=size, max_size=size) for each in (one, several)))
 
 
 TestReaders = ReaderMachine.TestCase
@@ -169,21 +177,21 @@ def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() ->
     at where the tokens are and its look at them.
     """
 
-    class Overtaken(list[list[int]]):
+    class Overtaken(list[Any]):
         def __getitem__(self, key: Any) -> Any:
             if reading:
                 reading.clear()
                 request.settle()
-                self.append([99])
+                self.append(array("i", [99]))
             return super().__getitem__(key)
 
     reading: list[bool] = []
     request, log = Request(RequestQueue()), Overtaken()
-    request.add(5)
+    request.add([5])
     request.follow(log, 0)
-    log.append([6])
+    log.append(array("i", [6]))
     reading.append(True)
-    assert request.snapshot(0) == ([5, 6], None)
+    assert request.tokens_from(0) == [5, 6]
 
 
 def test_a_reader_that_comes_while_another_leaves_is_woken() -> None:
@@ -192,7 +200,7 @@ def test_a_reader_that_comes_while_another_leaves_is_woken() -> None:
     """
     queue = RequestQueue()
     request = Request(queue)
-    request.add(5)
+    request.add([5])
 
     class Joined(set[Any]):
         """At the moment at which nobody is left, somebody joins."""

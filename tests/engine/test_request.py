@@ -40,7 +40,7 @@ def make(detokenizer: Letters | None = None) -> Request:
 def play(request: Request, text: str) -> None:
     """Tokens as the engine gives them: added, and told to who reads."""
     for letter in text:
-        request.add(ord(letter))
+        request.add([ord(letter)])
         request.wake()
 
 
@@ -82,7 +82,7 @@ def test_text_that_the_engine_makes_is_what_readers_show() -> None:
 
 def test_the_stop_token_has_no_text_and_is_counted() -> None:
     request = make()
-    request.finish(End(FinishReason.STOP, 97, hides_last=True), 97)
+    request.finish(End(FinishReason.STOP, 97, hides_last=True), [97])
     output = request.result()
     assert (output.text, output.token_ids, output.stop_reason) == ("", (97,), 97)
 
@@ -91,13 +91,13 @@ def test_a_stop_token_that_is_shown_has_its_text_also_where_the_engine_makes_it(
     text = StoppedText(Letters(), SamplingParams(stop="END").stop_automaton, include_stop=True)
     request = Request(RequestQueue(), text=text, include_stop=True)
     play(request, "hiE")
-    request.finish(End(FinishReason.STOP, 33), 33)
+    request.finish(End(FinishReason.STOP, 33), [33])
     assert [event.text for event in request.iter()] == ["h", "i", "", "E!", ""]
 
 
 def test_a_last_token_that_is_no_stop_token_has_its_text() -> None:
     request = make()
-    request.finish(End(FinishReason.LENGTH), 97)
+    request.finish(End(FinishReason.LENGTH), [97])
     assert (request.result().text, request.result().token_ids) == ("a", (97,))
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_ext.engine import Engine
-from photon_ext.engine.output import StepOutput
+from photon_ext.engine import Engine, StepOutput
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
 from photon_ext.observe.meter import MeterSnapshot
@@ -166,7 +165,7 @@ def test_where_pages_are_appended_nine_of_ten_decode_steps_of_64_rows_send_nothi
     with _engine(device, rows, 2 * cap, options) as engine:
 
         def listen(output: StepOutput) -> None:
-            if len(output.requests) == rows:
+            if len(output.counts) == rows:
                 now = engine.stats()
                 seen.setdefault(now.decode_steps, now)
                 if len(seen) == 201:

@@ -67,7 +67,7 @@ def traced(
     with timeline(nvtx=nvtx) as recording:
         while pipeline.busy:
             events = pipeline.tick(fill, on_event)
-            tokens += [event.token for event in events if event.token is not None]
+            tokens += [token for event in events for token in event.tokens]
     assert tokens == [(3 + step) % VOCAB for step in range(STEPS)]
     return recording
 

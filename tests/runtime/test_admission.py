@@ -204,8 +204,8 @@ def test_the_context_can_be_filled_to_its_last_place(pipeline: Pipeline) -> None
     row = pipeline.admit(PROMPT, RowParams(10), PAGES)
     tokens = 0
     while pipeline.busy:
-        tokens += sum(event.token is not None for event in pipeline.tick())
-    assert tokens == row.sampled == 10
+        tokens += sum(len(event.tokens) for event in pipeline.tick())
+    assert tokens == row.launched == 10
 
 
 def test_what_a_generator_of_ids_raises_is_its_own(runtime: SimRuntime, pipeline: Pipeline) -> None:
@@ -230,7 +230,7 @@ def test_page_0_is_a_page_like_others(page_size: int | None) -> None:
         row = pipe.admit(request.prompt_ids, request.params, held)
         tokens: list[int | None] = []
         while pipe.busy:
-            tokens += [event.token for event in pipe.tick()]
+            tokens += [token for event in pipe.tick() for token in event.tokens]
         assert row.pages == held
         assert tuple(tokens) == model.generate(request)
 

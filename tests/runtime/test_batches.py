@@ -167,7 +167,7 @@ def test_a_row_that_ends_after_it_went_over_to_another_batch(end: str) -> None:
     pipe.launch(StepPlan((first,)))
     pipe.launch(StepPlan((first, second)))
     assert getattr(pipe, end)(first)
-    heard = [[(event.row, event.token) for event in pipe.commit()] for _ in range(2)]
+    heard = [[(event.row, *event.tokens) for event in pipe.commit()] for _ in range(2)]
     _, one, two = MODEL.generate(asked[0])[:3]
     other = MODEL.generate(asked[1])[1]
     if end == "abort":
@@ -202,8 +202,7 @@ def test_a_drained_row_delivers_what_is_in_flight_and_is_released_once(
     def commit() -> None:
         for event in pipe.commit():
             assert (event.row, event.error) == (row, None)
-            assert event.token is not None
-            tokens.append(event.token)
+            tokens.extend(event.tokens)
             ends.append(event.finish)
         pipe.finalize(fill)
 
@@ -212,7 +211,7 @@ def test_a_drained_row_delivers_what_is_in_flight_and_is_released_once(
         if not pipe.can_launch:
             commit()
         assert pipe.launch() is not None
-    launched = row.sampled
+    launched = row.launched
     assert pipe.drain(row)
     assert not pipe.drain(row)
     assert row.state is (RowState.DRAINING if pipe.inflight else RowState.RELEASED)
@@ -224,7 +223,7 @@ def test_a_drained_row_delivers_what_is_in_flight_and_is_released_once(
     assert tuple(tokens) == MODEL.generate(asked)[:launched]
     assert (set(ends) - {None}, released, row.state) == (set(), [row], RowState.RELEASED)
     assert pipe.launch() is None
-    assert (row.sampled, pipe.busy, pipe.stats.zombie_rows) == (launched, False, 0)
+    assert (row.launched, pipe.busy, pipe.stats.zombie_rows) == (launched, False, 0)
     assert not pipe.abort(row)
 
 
@@ -240,7 +239,7 @@ def test_a_drained_row_may_still_end_by_its_stop_or_be_aborted() -> None:
     assert [event.finish for event in pipe.commit()] == [None, None]
     assert pipe.abort(aborted)
     (event,) = pipe.commit()
-    assert (event.row, event.token, event.finish) == (stopped, stop, FinishReason.STOP)
+    assert (event.row, event.tokens, event.finish) == (stopped, (stop,), FinishReason.STOP)
     assert (stopped.state, aborted.state, pipe.busy) == (
         RowState.RELEASED,
         RowState.RELEASED,

@@ -131,7 +131,7 @@ def test_hazard_27_every_chunk_but_the_last_leaves_some_of_the_prompt() -> None:
                 break
             long.launch_chunk(0, planned.chunks[0].num_tokens)
             left.append(long.wants_prefill)
-            assert long.sampled == (not long.wants_prefill)
+            assert long.launched == (not long.wants_prefill)
         assert left == [True] * (len(left) - 1) + [False]
 
 

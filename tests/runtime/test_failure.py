@@ -110,7 +110,7 @@ def test_a_row_is_aborted_by_the_pipeline_that_admitted_it() -> None:
     for pipeline, row in zip(pipelines, rows, strict=True):
         tokens = []
         while pipeline.busy:
-            tokens += [(event.row, event.token) for event in pipeline.tick()]
+            tokens += [(event.row, *event.tokens) for event in pipeline.tick()]
         assert tokens == [(row, 3), (row, 4)]
 
 
@@ -125,7 +125,7 @@ def test_a_forward_that_cannot_be_captured_leaves_the_runtime_usable() -> None:
     pipeline.admit([3], RowParams(3))
     tokens = []
     while pipeline.busy:
-        tokens += [event.token for event in pipeline.tick()]
+        tokens += [token for event in pipeline.tick() for token in event.tokens]
     assert tokens == [4, 5, 6]
 
 

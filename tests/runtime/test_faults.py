@@ -4,6 +4,7 @@ where only values are looked at.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +12,7 @@ from functools import cache
 import pytest
 
 from photon_ext.errors import PipelineError
+from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.ports import SlotPort
 from photon_ext.runtime.row import Row
@@ -281,9 +283,14 @@ class LaunchesOverLogits(Pipeline):
 class DeliversZombies(Pipeline):
     """Tells also what was sampled for rows that had ended."""
 
+    def _wait(self, step: Step) -> memoryview:
+        self._records = super()._wait(step)
+        return self._records
+
     def _read(self) -> tuple[StepResult, list[Row]]:
         result, unused = super()._read()
-        result.skipped = frozenset()
+        if end := len(result.rows) * RECORD_WIDTH:
+            result.tokens = [array("i", self._records[RECORD_TOKENS:end:RECORD_WIDTH].tolist())]
         return result, unused
 
 

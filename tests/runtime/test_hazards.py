@@ -92,7 +92,7 @@ def test_hazard_11_an_abort_reaches_a_row_wherever_it_is() -> None:
     pipe.launch()
     assert pipe.abort(rows[1])
     assert rows[1] in pipe.rows  # in flight
-    while rows[3].sampled == 0:
+    while rows[3].launched == 0:
         pipe.tick(allow_all)
     for row in (rows[2], rows[3]):
         assert pipe.abort(row)
@@ -206,7 +206,7 @@ def test_hazard_17_a_mask_of_an_earlier_step_does_not_count() -> None:
 
     row = pipe.admit((3, 4), RowParams(1, constrained=True))
     (event,) = pipe.tick(nothing)
-    assert (event.row, event.token, event.finish) == (row, None, FinishReason.ERROR)
+    assert (event.row, event.tokens, event.finish) == (row, (), FinishReason.ERROR)
 
 
 def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> None:
@@ -220,10 +220,10 @@ def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> Non
 
     for _ in range(2):
         pipe.admit((1, 2), RowParams(1, constrained=True))
-    assert [event.token for event in pipe.tick(only_seven)] == [7, 7]
+    assert [token for event in pipe.tick(only_seven) for token in event.tokens] == [7, 7]
     pipe.admit((3, 4), RowParams(1))
     pipe.admit((3, 4), RowParams(1, constrained=True))
-    assert [event.token for event in pipe.tick(only_seven)] == [
+    assert [token for event in pipe.tick(only_seven) for token in event.tokens] == [
         MODEL.generate(Request((3, 4), 1))[0],
         7,
     ]
@@ -238,7 +238,7 @@ def test_hazard_17_masks_that_nobody_fills_are_an_error_of_the_caller() -> None:
         pipe.finalize()
     pipe.finalize(allow_all)
     (event,) = pipe.commit()
-    assert (event.token, event.error) == (MODEL.generate(Request((1, 2), 1))[0], None)
+    assert (event.tokens, event.error) == (MODEL.generate(Request((1, 2), 1)), None)
 
 
 @pytest.mark.parametrize("offset", [-1, 1])
@@ -270,7 +270,7 @@ def test_hazard_18_masks_do_not_shift_when_a_row_leaves_between_launch_and_final
     pipe.abort(rows[1])
     pipe.finalize(fill)
     while pipe.busy:
-        pipe.tick(fill, lambda event: tokens[event.row.index].append(event.token or -1))
+        pipe.tick(fill, lambda event: tokens[event.row.index].extend(event.tokens))
     assert tokens == {1: [11] * 4, 2: [], 3: [13] * 4}
     assert asked == [1, 3] * 4
 
@@ -310,8 +310,8 @@ def test_hazard_27_a_partial_prefill_is_never_sampled(chunk: int) -> None:
     for step in range(-(-7 // chunk)):
         assert events == [], f"chunk {step}"
         events = list(pipe.tick())
-    assert [(event.row, event.token, event.finish) for event in events] == [
-        (row, MODEL.generate(Request(tuple(range(7)), 1))[0], FinishReason.LENGTH)
+    assert [(event.row, event.tokens, event.finish) for event in events] == [
+        (row, MODEL.generate(Request(tuple(range(7)), 1)), FinishReason.LENGTH)
     ]
 
 
@@ -354,7 +354,7 @@ def test_hazard_28_a_prompt_of_many_chunks_does_not_starve_a_running_row(depth: 
         kinds.append(step.key.kind)
         pipe.commit()
     assert kinds == [StepKind.DECODE, StepKind.PREFILL] * 12
-    assert running.sampled == 1 + kinds.count(StepKind.DECODE)
+    assert running.launched == 1 + kinds.count(StepKind.DECODE)
 
 
 def test_hazard_36_a_quiet_step_applies_no_old_deltas() -> None:

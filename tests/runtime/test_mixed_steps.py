@@ -233,8 +233,7 @@ class Host:
             pipe.finalize(_allow_even)
             if step is None or not pipe.can_launch:
                 for event in pipe.commit():
-                    assert event.token is not None
-                    found[event.row].append(event.token)
+                    found[event.row] += event.tokens
                 commits += 1
                 if leaves is not None and commits == leaves[1]:
                     pipe.abort(rows[leaves[0]])

@@ -60,7 +60,7 @@ def run(pipe: Pipeline, rows: dict[Row, list[int]], plan: Callable[[], StepPlan]
         if step is None or not pipe.can_launch:
             for event in pipe.commit():
                 assert event.error is None
-                rows[event.row].append(event.token or 0)
+                rows[event.row] += event.tokens
 
 
 @KINDS

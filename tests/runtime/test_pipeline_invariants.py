@@ -136,7 +136,7 @@ def test_i6_masks_wait_for_the_commit_of_the_step_before() -> None:
     pipe.finalize(fill)
     assert (first.finalized, second.finalized, asked) == (True, False, [(0, 1)])
     (event,) = pipe.commit()
-    assert event.token == MODEL.generate(Request((1, 2), 1))[0]
+    assert event.tokens == MODEL.generate(Request((1, 2), 1))
     pipe.finalize(fill)
     assert second.finalized
     assert asked == [(0, 1), (1, 1)]
@@ -153,7 +153,7 @@ def test_i6_a_turn_hands_out_events_before_it_fills_masks() -> None:
         words[0] = -1
 
     while pipe.busy:
-        pipe.tick(fill, lambda event: seen.append(event.token or 0))
+        pipe.tick(fill, lambda event: seen.extend(event.tokens))
     assert len(seen) == 4
     assert asked_after == [0, 1, 2, 3]
 

@@ -123,7 +123,7 @@ def test_mixed_steps_on_the_host_give_the_tokens_of_separate_ones(depth: int, gr
             kinds |= {step.key.kind} if step is not None else set()
             if step is None or not pipe.can_launch:
                 for event in pipe.commit():
-                    tokens[event.row].append(event.token)
+                    tokens[event.row] += event.tokens
         return [tokens[row] for row in rows], kinds
 
     rng = random.Random(depth)
@@ -261,7 +261,7 @@ def test_a_bad_plan_is_refused_by_name_and_changes_nothing(
     pipe = rows.pipe
 
     def state() -> object:
-        counts = [(row.prefilled, row.sampled, row.last_step, row.epoch) for row in pipe.rows]
+        counts = [(row.prefilled, row.launched, row.last_step, row.epoch) for row in pipe.rows]
         return (
             counts,
             pipe.running_set.decode,
@@ -279,7 +279,7 @@ def test_a_bad_plan_is_refused_by_name_and_changes_nothing(
     tokens: dict[Row, list[int | None]] = {}
     while pipe.busy:
         for event in pipe.tick():
-            tokens.setdefault(event.row, []).append(event.token)
+            tokens.setdefault(event.row, []).extend(event.tokens)
     for row, left in ((rows.decoding, 8), (rows.other, 8), (rows.prefilling, 9), (rows.waiting, 9)):
         assert tuple(tokens[row]) == MODEL.generate(Request(row.prompt_ids, 9))[-left:]
     assert tuple(tokens[rows.draining]) == MODEL.generate(Request((6,), 1))

@@ -71,7 +71,7 @@ def tokens_of(
     while pipeline.busy:
         for event in pipeline.tick(allow_all):
             assert event.error is None
-            found[event.row].append(event.token)
+            found[event.row] += event.tokens
     return [found[row] for row in rows]
 
 

@@ -60,19 +60,57 @@ def test_i4_no_other_way_leads_to_a_state(
 
 
 def test_a_row_counts_what_was_launched_by_itself_and_by_its_batches(row: Row) -> None:
-    assert (row.sampled, row.last_step, row.next_position) == (0, NEVER, 0)
+    assert (row.launched, row.last_step, row.next_position) == (0, NEVER, 0)
     row.launch_chunk(5, 2)
-    assert (row.prefilled, row.sampled, row.last_step, row.next_position) == (2, 0, 5, 2)
+    assert (row.prefilled, row.launched, row.last_step, row.next_position) == (2, 0, 5, 2)
     assert (row.wants_prefill, row.wants_decode) == (True, False)
     row.launch_chunk(6, 1)
-    assert (row.prefilled, row.sampled, row.last_step, row.next_position) == (3, 1, 6, 3)
+    assert (row.prefilled, row.launched, row.last_step, row.next_position) == (3, 1, 6, 3)
     assert (row.wants_prefill, row.wants_decode) == (False, True)
     batch = DecodeBatch((row,), 1)
-    assert [batch.launch(step) for step in (8, 9)] == [0, 1]
-    assert (row.sampled, row.last_step, row.next_position) == (3, 9, 5)
+    for step in (8, 9):
+        batch.launch(step)
+    assert (row.launched, row.last_step, row.next_position) == (3, 9, 5)
     DecodeBatch((row,), 1)
     batch.launch(10)  # no more its own
-    assert (row.sampled, row.last_step, row.next_position) == (3, 9, 5)
+    assert (row.launched, row.last_step, row.next_position) == (3, 9, 5)
+
+
+def test_a_row_counts_what_is_committed_also_of_epochs_that_it_has_left(row: Row) -> None:
+    row.launch_chunk(0, 3)
+    row.commit_first()
+    epoch = DecodeBatch((row,), 1).epoch
+    other = DecodeBatch((row,), 1)  # of an epoch of its own, as behind an interrupt
+    epoch.launches += 1  # without the row
+    other.launch(1)
+    assert (row.committed, row.launched) == (1, 2)
+    row.join(None)
+    assert (row.committed, row.launched) == (1, 2)
+    epoch.commits += 1
+    assert row.committed == 1
+    other.epoch.commits += 1
+    assert row.committed == 2
+    row.join(epoch)
+    assert (row.committed, row.launched, row._left) == (2, 2, ())
+
+
+def test_a_row_that_may_get_two_tokens_a_step_counts_back_what_it_did_not_get() -> None:
+    running, row = RunningSet(), Row(1, 1, (1,), (1, 2), RowParams(4), capacity=5, step_tokens=2)
+    running.add(row)
+    row.launch_chunk(0, 2)
+    running.prompt_done(row)
+    row.commit_first()
+    batch = DecodeBatch(running.decode, 1)
+    assert (row.steps_left, batch.limit) == (2, 2)
+    for step in (1, 2):
+        batch.launch(step)
+    running.covered(batch.due())
+    assert (row.launched, running.decode) == (5, ())
+    for _ in range(2):
+        batch.epoch.commits += 1
+        running.recount(row, 1)
+    assert (row.committed, row.launched, row.steps_left) == (3, 3, 1)
+    assert running.decode == (row,)
 
 
 def test_a_row_whose_cap_is_covered_or_that_ended_wants_nothing(row: Row) -> None:
@@ -82,7 +120,7 @@ def test_a_row_whose_cap_is_covered_or_that_ended_wants_nothing(row: Row) -> Non
         assert row.wants_decode
         assert batch.ready
         batch.launch(step)
-    assert (row.sampled, row.wants_decode, batch.ready) == (4, False, False)
+    assert (row.launched, row.wants_decode, batch.ready) == (4, False, False)
     for state in (DRAINING, FINISHED):
         other = Row(1, 1, (1,), (1,), RowParams(4))
         other.move(state)
@@ -99,8 +137,8 @@ def test_a_batch_is_columns_of_its_rows_and_padding() -> None:
     for row in rows:
         row.launch_chunk(0, row.index)
     batch = DecodeBatch(rows, 3)
-    named = [*zip(batch.indices, batch.generations, batch.positions, strict=True)]
-    assert named == [(4, 14, 4), (2, 12, 2)]
+    named = [*zip(batch.indices, batch.generations, strict=True)]
+    assert named == [(4, 14), (2, 12)]
     assert batch.constrained == (0,)
     assert batch.words.tolist() == [4, 0, 1, 1, 2, 1, 1, 1, 0, 0, 0, 0]
     assert batch.limit == 8
@@ -174,8 +212,6 @@ def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -
         if not named:
             break
         batch = DecodeBatch(tuple(named), 8, batch)
-        positions = [row.next_position for row in named]
-        assert [at + batch.epoch.launches for at in batch.positions] == positions
         assert batch.indices.tolist() == [row.index for row in named]
         assert batch.words.tolist() == [
             *(word for i, row in enumerate(named) for word in (row.index, i, 1, 1)),
@@ -187,8 +223,8 @@ def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -
             assert batch.ready
             batch.launch(step)
             counted.update({row: counted[row] + 1 for row in named})
-        assert {row: row.sampled for row in rows} == counted
-        left = {row: min(6 - row.sampled, row.capacity - row.next_position) for row in named}
+        assert {row: row.launched for row in rows} == counted
+        left = {row: min(6 - row.launched, row.capacity - row.next_position) for row in named}
         # who got pages since its column was written may be looked at too early, never too late
         assert {row for row in named if not left[row]} <= {*batch.due()}
         assert batch.ready == (not batch.due())

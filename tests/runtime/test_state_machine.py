@@ -167,15 +167,15 @@ class PipelineMachine(RuleBasedStateMachine):
             if most:
                 chunks.append(Chunk(row, data.draw(st.integers(1, most))))
                 budget -= chunks[-1].num_tokens
-        counts = {row: (row.prefilled, row.sampled) for row in self.pipe.rows}
+        counts = {row: (row.prefilled, row.launched) for row in self.pipe.rows}
         step = self.pipe.launch(StepPlan(self.last_decode, tuple(chunks)))
         assert (step is None) == (not self.last_decode and not chunks)
         for row in self.last_decode:
-            assert row.sampled == counts.pop(row)[1] + 1
+            assert row.launched == counts.pop(row)[1] + 1
         for row, tokens in chunks:
             assert row.prefilled == counts.pop(row)[0] + tokens
         for row, count in counts.items():
-            assert (row.prefilled, row.sampled) == count
+            assert (row.prefilled, row.launched) == count
 
     @precondition(lambda self: self.launches and self.driver.outcomes)
     @rule(data=st.data())
@@ -235,7 +235,7 @@ class PipelineMachine(RuleBasedStateMachine):
         running = [row for row in self.pipe.rows if row.running]
         row = data.draw(st.sampled_from(running or self.pipe.rows))
         outcome = self.driver._live[row.index, row.generation]
-        sampled = row.sampled
+        sampled = row.launched
         assert self.pipe.drain(row) == bool(running)
         if running:
             self.drained[outcome] = sampled
@@ -251,6 +251,13 @@ class PipelineMachine(RuleBasedStateMachine):
                 if outcome.finish is None:
                     outcome.finish = FinishReason.CANCELLED
                     self.driver._forget_ended(outcome)
+
+    @invariant()
+    def a_row_counts_the_tokens_that_were_told(self) -> None:
+        for row in self.pipe.rows:
+            if row.delivers:
+                told = self.driver._live[row.index, row.generation].tokens
+                assert row.committed == len(told) <= row.launched
 
     @invariant()
     def the_pipeline_holds(self) -> None:

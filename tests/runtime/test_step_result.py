@@ -42,7 +42,7 @@ def commit_of_everything() -> tuple[StepResult, list[Row]]:
     rows = [pipe.admit(request.prompt_ids, request.params) for request in asked]
 
     def fill(row: Row, words: memoryview) -> None:
-        words[0] = -1 if row.sampled < 2 else 0
+        words[0] = -1 if row.launched < 2 else 0
 
     pipe.launch(StepPlan((), tuple(Chunk(rows[i], 1) for i in (0, 1, 2, 3, 7))))
     pipe.finalize(fill)
@@ -70,12 +70,12 @@ def test_a_result_gives_events_in_the_order_of_its_step() -> None:
         None,
         None,
     ]
-    assert [event.token for event in events] == [
-        MODEL.generate(Request((9,), 2))[1],
-        None,
-        MODEL.generate(Request((4,), 2))[1],
-        MODEL.generate(Request((2,), 2))[1],
-        MODEL.generate(Request((7, 1), 1))[0],
+    assert [event.tokens for event in events] == [
+        MODEL.generate(Request((9,), 2))[1:],
+        (),
+        MODEL.generate(Request((4,), 2))[1:],
+        MODEL.generate(Request((2,), 2))[1:],
+        MODEL.generate(Request((7, 1), 1)),
     ]
     assert "no token can be sampled at position 1" in str(events[1].error)
     assert all(isinstance(event, RowEvent) for event in events)
@@ -86,11 +86,11 @@ def test_the_columns_of_a_result() -> None:
     assert len(result) == len(list(result)) == 5
     assert result.count == 4
     assert result.rows == tuple(rows[i] for i in (7, 3, 2, 1, 0))
-    assert result.skipped == {3}
     assert sorted(result.events) == [0, 1, 2, 7]
     events = list(result)
-    assert [result.tokens[i] for i in (0, 2, 4)] == [events[i].token for i in (0, 2, 3)]
-    assert result.tokens[1] < 0
+    assert [result.tokens_of(i) for i in (0, 2, 4)] == [events[i].tokens for i in (0, 2, 3)]
+    assert (result.tokens_of(1), result.tokens_of(3)) == ((), ())
+    assert not result.even
     assert isinstance(result.step, Step)
 
 

@@ -1,21 +1,36 @@
 """Sequences to schedule, without anybody who reads their tokens."""
 
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Sequence as Seq
 from typing import Any
 
-from photon_ext.runtime import Admission, RowParams
+from photon_ext.runtime import Admission, RowParams, TokenLogprobs
 from photon_ext.scheduling import Sequence
+
+_ids = itertools.count(1)
 
 
 class Sink:
-    """Where tokens would go."""
+    """A TokenSink that keeps nothing."""
 
-    cached_tokens = 0
+    def __init__(self) -> None:
+        self.id, self.cached_tokens = next(_ids), 0
 
-    def settle(self) -> None:
-        pass
+    def add(self, tokens: Seq[int]) -> None: ...
 
-    def snapshot(self, position: int) -> tuple[list[int], None]:
-        return [], None
+    def add_logprobs(self, found: Seq[TokenLogprobs]) -> None: ...
+
+    def add_prompt_logprobs(self, found: Seq[TokenLogprobs]) -> None: ...
+
+    def follow(self, log: Seq[array[int]], column: int) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def tokens_from(self, begin: int) -> list[int]:
+        return []
 
 
 def make_sequence(prompt: int, new: int, **more: Any) -> Sequence:

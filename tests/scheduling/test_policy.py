@@ -173,12 +173,12 @@ def test_hazard_30_numbers_of_a_policys_own_kind_are_taken_as_plain_ones() -> No
 def test_a_policy_that_changes_what_it_looks_at_changes_nothing() -> None:
     class Vandal:
         def key(self, sequence: Sequence) -> Key:
-            sequence.admission = sequence.request = None  # type: ignore[assignment]
+            sequence.admission = sequence.sink = None  # type: ignore[assignment]
             return ()
 
     server = Server(Vandal())
     added = server.add(9)
-    assert (len(added.admission.prompt_ids), added.request is None) == (9, False)
+    assert (len(added.admission.prompt_ids), added.sink is None) == (9, False)
     assert server.rest() == [added]
 
 

@@ -79,7 +79,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from([*self.waiting, *self.running]))
-        assert self.scheduler.find(sequence.request) is sequence
+        assert self.scheduler.find(sequence.id) is sequence
         self.scheduler.finish(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -89,7 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sequence.row is not None
             sequence.row.move(RowState.FINISHED)  # as the pipeline does
             self.zombies.append(sequence)
-        assert self.scheduler.find(sequence.request) is None
+        assert self.scheduler.find(sequence.id) is None
 
     @precondition(lambda self: self.zombies)
     @rule()

@@ -165,7 +165,7 @@ def test_hazard_27_a_prompt_is_sampled_with_its_last_token() -> None:
             (chunk,) = planned(decoding(1), long).chunks
             long.launch_chunk(rows, chunk.num_tokens)
             rows += 1
-            assert long.sampled == (not long.wants_prefill)
+            assert long.launched == (not long.wants_prefill)
         assert rows == -(-tokens // 16)
 
 

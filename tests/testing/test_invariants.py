@@ -25,7 +25,7 @@ def forget_a_release(pipe: Pipeline) -> None:
 
 
 def launch_more_than_was_asked_for(pipe: Pipeline) -> None:
-    pipe.rows[0]._sampled = 9
+    pipe.rows[0]._launched = 9
 
 
 def release_in_flight(pipe: Pipeline) -> None:
@@ -55,7 +55,7 @@ def launch_over_logits(pipe: Pipeline) -> None:
     [
         (forget_the_last_step, "I3: .* was last in step -1; in flight: False"),
         (forget_a_release, "I4: .* is still registered"),
-        (launch_more_than_was_asked_for, "sampled 10/9.*: more was launched than was asked for"),
+        (launch_more_than_was_asked_for, "launched 10/9.*: more was launched than was asked for"),
         (release_in_flight, "I4: .* is released, and a step in flight holds it"),
         (lose_a_row, "I9: 1 rows held and 2 free, of 4"),
         (share_a_slot, "I5: "),

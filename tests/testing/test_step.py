@@ -122,7 +122,7 @@ def test_a_custom_sample_is_what_the_simulated_device_runs() -> None:
     events = []
     while pipe.busy:
         events += pipe.tick()
-    assert [event.token for event in events] == [7, 7, 7]
+    assert [event.tokens for event in events] == [(7,)] * 3
 
 
 def test_the_toy_model_with_another_seed_is_another_model() -> None:

@@ -58,6 +58,6 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids):
         params = photon_ext.RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
         pipeline.admit(prompt_ids, params)
         while pipeline.busy:
-            yield from (event.token for event in pipeline.tick() if event.token is not None)
+            yield from (token for event in pipeline.tick() for token in event.tokens)
     finally:
         model.set_attn_implementation(own)

@@ -38,4 +38,4 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, backend="portable"):
     params = photon_ext.RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
     while pipeline.busy:
-        yield from (event.token for event in pipeline.tick() if event.token is not None)
+        yield from (token for event in pipeline.tick() for token in event.tokens)
