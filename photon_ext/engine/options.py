@@ -46,7 +46,9 @@ class EngineOptions:
             "first-come", "shortest-prompt", "priority" (the highest first; 30 s of waiting count as
             a priority higher by 1), or an object of your own (see scheduling.policy).
         max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed;
-            None: what the model was made for, up to 4096.
+            None: what the model was made for, up to 4096. A window of the model's attention limits
+            it; beyond the trained context a model with LongRoPE uses its factors for long texts,
+            for short requests too.
         depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking
             loop.
         page_size: tokens per KV page.

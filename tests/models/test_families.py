@@ -75,6 +75,20 @@ def test_a_published_config_gives_transformers_logits(name: str, tmp_path: Path)
     assert_logits_equal(model, harness, LONG[:50])
 
 
+@pytest.mark.parametrize("name", ["granite-3", "phi-4-mini"])
+def test_what_is_folded_into_bfloat16_is_as_near_to_float32_as_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    model = saved_random_model(PUBLISHED[name], tmp_path)
+    harness = Harness(*load_model(tmp_path, torch.bfloat16)[:2], max_len=60)
+    texts = [LONG[begin : begin + 45] for begin in (0, 9, 20, 31, 50)]
+    exact = torch.stack([reference_logits(model, ids)[-1] for ids in texts])
+    model.to(torch.bfloat16)
+    rounded = torch.stack([reference_logits(model, ids)[-1] for ids in texts])
+    ours = torch.cat([harness.prefill([Chunk(1, 0, ids)]) for ids in texts])
+    assert (ours.float() - exact).norm() < 1.5 * (rounded.float() - exact).norm()
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_config_that_transformers_has_rewritten_is_the_same(name: str) -> None:
     written = json.loads(random_model(PUBLISHED[name]).config.to_json_string())
