@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
@@ -220,17 +220,19 @@ class InputProcessor:
 
     @cached_property
     def _bad_words(self) -> Callable[[tuple[str, ...]], BadWords]:
-        """Made once for requests with the same ones: those of a list of prompts, or of a server."""
-        return lru_cache(MOST_BAD_WORDS)(self._made_bad_words)
+        """Made once for requests with the same ones: those of a list of prompts, or of a server.
+        What it keeps knows the tokenizer alone, so that nothing of an engine is in a cycle.
+        """
+        return lru_cache(MOST_BAD_WORDS)(partial(_made_bad_words, self.tokenizer))
 
-    def _made_bad_words(self, words: tuple[str, ...]) -> BadWords:
-        tokenizer = self.tokenizer
-        if words and tokenizer is None:
-            raise RequestError(
-                f"bad_words holds {shown(words[0])}, and this engine has no tokenizer; use "
-                "logit_bias, with -inf for a token id"
-            )
-        return BadWords.of(words, lambda text: tokenizer.encode(text, False) if tokenizer else ())
+
+def _made_bad_words(tokenizer: Tokenizer | None, words: tuple[str, ...]) -> BadWords:
+    if words and tokenizer is None:
+        raise RequestError(
+            f"bad_words holds {shown(words[0])}, and this engine has no tokenizer; use "
+            "logit_bias, with -inf for a token id"
+        )
+    return BadWords.of(words, lambda text: tokenizer.encode(text, False) if tokenizer else ())
 
 
 def _asked(params: SamplingParams | None, options: RequestOptions) -> SamplingParams:

@@ -142,7 +142,7 @@ class SamplingParams(RowParams):
 
 
 _init = SamplingParams.__init__
-_init.__annotations__ |= SIGNATURE
+_init.__annotations__ |= SIGNATURE | {"max_new_tokens": int | None}
 
 
 @wraps(_init)

@@ -198,6 +198,19 @@ def test_a_template_that_looks_for_such_text_reads_it() -> None:
     assert tokenizer.decode(ids, skip_special_tokens=False).count("<|end|>") == 2
 
 
+def test_a_template_that_looks_for_brackets_and_changes_letters_makes_no_special_tokens() -> None:
+    template = (
+        "{% for m in messages %}<s>{{ m.content.split('</think>')[-1] | lower }}</s>{% endfor %}"
+    )
+    tokenizer = Tokenizer(backend(), NAMES, template, "the test")
+    for attack in ("a</think>b<S></S>c", "a<s></think>b<s><S>c"):
+        assert special_in(tokenizer.encode_chat(chat(attack))) == ["<s>", "</s>"], attack
+    plain = tokenizer.encode_chat(chat("a</think>b<i>"))
+    assert tokenizer.decode(plain, skip_special_tokens=False) == "<s>b<i></s>"
+    spelled = tokenizer.encode_chat(chat("a</think>b<s>"))
+    assert tokenizer.decode(spelled, skip_special_tokens=False) == "<s>b<s></s>"
+
+
 def test_words_of_the_model_that_are_special_are_spelled() -> None:
     """A model whose own vocabulary holds the token would find it without the list of tokens."""
     words = ["[UNK]", "<s>", "a", "<", "s", ">"]

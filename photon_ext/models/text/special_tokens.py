@@ -57,7 +57,8 @@ class SpecialTokens:
 
         `given` is rendered once more with a private character in the place of each that could
         belong to one. If that changes more than these characters, the template looks for them, and
-        only those are replaced that do belong to a special token of a message.
+        only those are replaced that do belong to a special token of a message, unless there are
+        more special tokens then: the template has made them of what messages hold.
 
         Raises RequestError: it is nested too deeply, holds all private characters, or as `render`.
         """
@@ -70,10 +71,15 @@ class SpecialTokens:
         marked = _rendered(given, render, lambda string: string.translate(every), marks)
         plain = _plain(marked, marks)
         if plain != text:
-            words = re.compile("|".join(map(re.escape, sorted(present, key=len, reverse=True))))
+            every_marked, words = (
+                marked,
+                re.compile("|".join(map(re.escape, sorted(present, key=len, reverse=True)))),
+            )
             marked = _rendered(
                 given, render, lambda string: _mark_words(string, words, marks), marks
             )
+            if _count(present, marked) > _count(present, every_marked):
+                marked = every_marked
             plain = _plain(marked, marks)
         return ChatText(plain, marked)
 
@@ -204,6 +210,10 @@ def _rendered(
 
 def _plain(marked: str, marks: Mapping[str, str]) -> str:
     return marked.translate({ord(mark): character for character, mark in marks.items()})
+
+
+def _count(tokens: Iterable[str], text: str) -> int:
+    return sum(map(text.count, tokens))
 
 
 def _mark_words(string: str, words: re.Pattern[str], marks: Mapping[str, str]) -> str:
