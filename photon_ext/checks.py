@@ -41,6 +41,8 @@ def as_tuple(values: Any) -> tuple[Any, ...] | None:
 
     What it raises on the way passes through.
     """
+    if type(values) is tuple:
+        return values
     if isinstance(values, (str, bytes, bytearray, memoryview)):
         return None
     try:

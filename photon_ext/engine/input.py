@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from photon_ext.checks import Limits, check_flag
+from photon_ext.checks import Limits, check_flag, check_ids
 from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
@@ -122,6 +122,8 @@ class InputProcessor:
     ) -> list[Sequence]:
         check_flag("raw", raw)
         encoded = self._prompts.encode(prompt, raw, options.chat)
+        ids = check_ids("the prompt", encoded.ids, self.limits.vocab_size)
+        encoded = encoded._replace(ids=ids)  # one tuple for all
         params = _asked(params, options)
         bad = self._bad_words(tuple(params.bad_words))
         return [self._sequence(encoded, params, bad, options, sample) for sample in range(n)]

@@ -96,7 +96,7 @@ class RequestOptions(NamedTuple):
         for name in unknown:
             remedy = f"there are {', '.join(RequestKeywords.__annotations__)}"
             if name == "n":
-                remedy = "it is a keyword of Engine.generate and submit: give it there"
+                remedy = "it is a keyword of Engine.generate, submit and chat: give it there"
             elif name in {field.name for field in fields(SamplingParams)}:
                 remedy = f"it is one of SamplingParams: give params=SamplingParams({name}=...)"
             raise ConfigError(f"a request has no option {shown(name)}; {remedy}")

@@ -162,7 +162,8 @@ def _check_names(names: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} is not supported yet; leave it out: there are {there}")
         if name == "n":
             raise ConfigError(
-                "n is a keyword of Engine.generate and submit; give it there: generate(..., n=2)"
+                "n is a keyword of Engine.generate, submit and chat; give it there: "
+                "generate(..., n=2)"
             )
     check_names("sampling", SamplingParams, names, SYNONYMS)
 

@@ -373,8 +373,3 @@ def test_an_option_that_a_request_has_not_is_refused_with_a_hint(
 ) -> None:
     with pytest.raises(ConfigError, match=f"a request has no option '{name}'; .*{message}"):
         engine.submit(PROMPT, **{name: 5})  # type: ignore[arg-type]
-
-
-def test_chat_refuses_several_answers_with_a_hint(engine: Engine, bystander: Request) -> None:
-    with pytest.raises(ConfigError, match=r"it is a keyword of Engine\.generate and submit"):
-        engine.chat([{"role": "user", "content": "hello"}], n=2)  # type: ignore[call-arg]

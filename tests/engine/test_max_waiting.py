@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from photon_ext.engine import Engine, EngineOptions, Request
+from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError, QueueFull, RequestError
 from photon_ext.sampling import SamplingParams, bad_words
 from photon_ext.scheduling import Sequence
@@ -95,6 +96,13 @@ def test_the_answers_to_a_prompt_share_what_their_bad_words_come_to() -> None:
         for request in engine.submit([1, 2], words, n=4):
             request.cancel()
     assert made == [1]
+
+
+def test_the_answers_to_a_prompt_share_its_ids() -> None:
+    with held() as (engine, _):
+        options = RequestOptions()
+        made = engine._input.make_answers([1, 2, 3], SHORT, False, options, 3)
+        assert len({id(sequence.admission.prompt_ids) for sequence in made}) == 1
 
 
 def test_without_places_to_wait_there_are_those_of_the_rows() -> None:

@@ -274,7 +274,10 @@ def test_wrong_calls_say_what_is_wrong(
             engine.submit(prompt, params, skill="point")
     image = image_of(64, 3)
     for options, text in (
-        ({"n": 2}, "a request has no option 'n'; it is a keyword of Engine.generate and submit"),
+        (
+            {"n": 2},
+            "a request has no option 'n'; it is a keyword of Engine.generate, submit and chat",
+        ),
         ({"raw": True}, "a request has no option 'raw'; there are"),
         ({"skill": "detect"}, r"skill is 'detect', and this is point\(\); leave it out"),
     ):
