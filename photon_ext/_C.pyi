@@ -1,5 +1,6 @@
 """Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host"
-(worker threads), "inline".
+(worker threads), "inline". Besides, which kernels run on a GPU (csrc/common/linear_plan.h and
+attention_plan.h): these functions need no GPU.
 
 One thread at a time enqueues on a stream, or drives a slot; any thread may wait. Addresses and
 handles are integers.
@@ -255,3 +256,62 @@ def stop_host_trace() -> tuple[list[tuple[str, str | None, int, int, int, int, i
 
 def drain_host_streams() -> None:
     """Waits, without the GIL, until every host stream of the process has run what was enqueued."""
+
+class Gpu:
+    """A GPU that need not be there.
+
+    ``hopper_on_10``: the build has machine code for compute capability 10.0, and the environment
+    PHOTON_HOPPER_ON_10=1.
+    """
+
+    def __init__(self, major: int, minor: int, hopper_on_10: bool = False) -> None: ...
+
+def hopper_unsupported(gpu: Gpu) -> str | None:
+    """Why it runs no Hopper kernel; None: it does."""
+
+def plan_linear(
+    gpu: Gpu, op: str, dtype: str, tokens: int, n: int, k: int, workspace: bool = True
+) -> tuple[str, str | None]:
+    """The kernel that an op ("norm_linear_into") with a weight [n, k] runs on dense tensors where
+    ``hopper`` is asked for, as csrc/cuda names it, less "_kernel"; and why it is not the Hopper
+    kernel for so many tokens, or None.
+
+    ValueError: there is no such linear or dtype.
+    """
+
+def plan_decode_attention(
+    gpu: Gpu,
+    dtype: str,
+    tokens: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    batch: bool = False,
+) -> tuple[str, str | None]:
+    """The same of ``fused_attention_decode_into``. ValueError: there is no such dtype."""
+
+def plan_paged_attention(
+    gpu: Gpu,
+    dtype: str,
+    tokens: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    workspace: bool = True,
+) -> tuple[str, str | None]:
+    """The same of ``paged_attention_into``. ValueError: there is no such dtype."""
+
+def link_unsupported(dtype: str, widths: list[int]) -> str | None:
+    """Why ``lora_link_`` does not take tensors of one of these widths; None: it does.
+
+    ValueError: there is no such dtype.
+    """
+
+plan_tokens: tuple[int, ...]  # numbers of tokens above which an op may run another kernel
+
+def linear_workspace_words(tokens: int, k: int) -> int: ...
+def linear_norm_workspace_words(tokens: int, n: int) -> int: ...
+def attention_workspace_words(tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int: ...
+def chunk_workspace_words(head_dim: int, ctas: int) -> int: ...

@@ -44,7 +44,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from photon_ext import _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
+from photon_ext import _C, _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
 from photon_ext.layout import LINK_COLUMNS, LINK_SPARE, ROW_COLUMNS
 
 if TYPE_CHECKING:
@@ -784,12 +784,12 @@ def linear_norm_workspace_words(num_tokens: int, n: int) -> int:
         raise ValueError(
             f"linear_norm_workspace_words: tokens {num_tokens}, n {n}; neither may be negative"
         )
-    return 4 * num_tokens * n
+    return _C.linear_norm_workspace_words(num_tokens, n)
 
 
 def linear_workspace_words(num_tokens: int, k: int) -> int:
     """Words of the workspace that :func:`norm_linear_into` and :func:`norm_swiglu_into` use for up
-    to `num_tokens` tokens of `k` values (csrc/common/hopper_columns.h: what for).
+    to `num_tokens` tokens of `k` values (csrc/common/linear_plan.h: what for).
 
     ValueError: one of them is negative.
     """
@@ -797,7 +797,7 @@ def linear_workspace_words(num_tokens: int, k: int) -> int:
         raise ValueError(
             f"linear_workspace_words: tokens {num_tokens}, k {k}; neither may be negative"
         )
-    return num_tokens * (-(-k // 2) + 1)
+    return _C.linear_workspace_words(num_tokens, k)
 
 
 # --- lora: adapters, chosen by each token's row ---------------------------------------------------
@@ -1190,7 +1190,7 @@ def chunk_workspace_words(head_dim: int, ctas: int) -> int:
         raise ValueError(
             f"chunk_workspace_words: head_dim {head_dim}, ctas {ctas}; both must be at least 1"
         )
-    return ctas * (32 + 256 * (head_dim + 2))
+    return _C.chunk_workspace_words(head_dim, ctas)
 
 
 def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
@@ -1205,6 +1205,4 @@ def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head
             f"attention_workspace_words: {sizes}; tokens must not be negative, and the others must "
             "be at least 1"
         )
-    splits = min(max(128 // kv_heads, 8), 64)
-    partials = num_tokens * q_heads * splits * (head_dim + 2)
-    return -(-partials // 508) * 512
+    return _C.attention_workspace_words(num_tokens, q_heads, kv_heads, head_dim)

@@ -56,7 +56,7 @@ CSRC = {
     "cpu": {"common", "cpu"},
     "device": {"common", "device"},
     "ops": {"common", "cpu", "cuda", "ops"},
-    "python": {"device", "python"},
+    "python": {"common", "device", "python"},
 }
 TORCH = re.compile(r"#include [<\"](torch|ATen|c10)/")
 
@@ -111,6 +111,16 @@ def test_includes_run_downward(room: str) -> None:
         included = {name.split("/")[0] for name in re.findall(r'#include "(\w+/)', text)} or {room}
         assert {name.rstrip("/") for name in included} <= CSRC[room], path
         assert room == "ops" or not TORCH.search(text), f"{path} includes torch; only csrc/ops may"
+
+
+def test_loops_for_several_instruction_sets_share_no_inline_function() -> None:
+    """Of an inline function that several of them compile the linker keeps one copy, perhaps the
+    widest.
+    """
+    allowed = {"common/dtype.h", "common/params.h"}
+    for path in (ROOT / "csrc" / "cpu" / "simd").iterdir():
+        common = set(re.findall(r'#include "(common/[\w.]+)"', path.read_text()))
+        assert common <= allowed, path
 
 
 def test_every_room_of_csrc_is_named() -> None:

@@ -143,8 +143,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   return cudaSuccess;
 }
 int main() {
-  const char* misfit = photon::cuda::hopper_device_misfit();
-  std::puts(misfit == nullptr ? "runs" : misfit);
+  const photon::Unsupported why = photon::hopper_unsupported(photon::cuda::current_gpu());
+  std::puts(why ? why.reason : "runs");
 }
 """
 
@@ -161,8 +161,8 @@ def test_a_build_without_code_for_10_says_so_there(build: ModuleType, tmp_path: 
         done = subprocess.run([program], env=variables, capture_output=True, text=True)
         said[switch] = done.stdout.strip()
     assert said == {
-        "-U": "the device's compute capability is 10.0, for which this build has no machine code; "
-        "built with PHOTON_SM_100=1 it has",
+        "-U": "the device's compute capability is 10.0, where the Hopper kernels are untested; "
+        "PHOTON_HOPPER_ON_10=1 allows them in a build with PHOTON_SM_100=1",
         "-D": "runs",
     }
 

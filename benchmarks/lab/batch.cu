@@ -126,11 +126,16 @@ void launch_linear(const Linear& linear, const Plan& plan, int tokens, const Bf1
   p.out_stride = linear.n;
   p.tokens = tokens;
   p.n = linear.n;
-  const Operands of{x, weight, linear.k, linear.k, linear.k};
+  LinearParams op{};
+  op.x = x;
+  op.x_stride = linear.k;
+  op.weight = {weight, static_cast<int64_t>(linear.rows()), linear.k, linear.k,
+               WeightFormat::kDense};
+  op.pdl = true;
   const auto run = linear.finish == Finish::kOutput   ? launch_plan<Finish::kOutput>
                    : linear.finish == Finish::kSwiglu ? launch_plan<Finish::kSwiglu>
                                                       : launch_plan<Finish::kPartial>;
-  CHECK(static_cast<cudaError_t>(run(p, plan, of, true, stream)));
+  CHECK(static_cast<cudaError_t>(run(p, plan, op, stream)));
 }
 
 void launch_norm(Memory& m, int tokens, int n, int splits, const Bf16* bias,

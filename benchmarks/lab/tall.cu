@@ -128,8 +128,8 @@ struct Problem {
     p.scale = memory.scale;
     const int copies = static_cast<int>(kPoolBytes / 2 / weight_values());
     const Bf16* const weight = memory.weights + copy % copies * weight_values();
-    const auto run = linear.adds ? tall::launch_tiles<Epilogue::kResidual>
-                                 : tall::launch_tiles<Epilogue::kOutput>;
+    const auto run = linear.adds ? tall::launch_tiles<Epilogue::kAdd>
+                                 : tall::launch_tiles<Epilogue::kStore>;
     CHECK(static_cast<cudaError_t>(
         run(p, shape, plan, memory.x, op.k, weight, op.k, true, memory.stream)));
   }
@@ -205,9 +205,9 @@ int main() {
     for (const int tokens : kTokenCounts) {
       const Problem problem(linear, tokens, memory);
       if (linear.adds) {
-        measure_all<Epilogue::kResidual>(problem);
+        measure_all<Epilogue::kAdd>(problem);
       } else {
-        measure_all<Epilogue::kOutput>(problem);
+        measure_all<Epilogue::kStore>(problem);
       }
     }
   }

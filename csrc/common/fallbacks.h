@@ -6,6 +6,8 @@
 #include <cstring>
 #include <mutex>
 
+#include "gpu.h"
+
 namespace photon {
 
 // Both are string literals.
@@ -53,10 +55,10 @@ inline Fallbacks& fallbacks() {
   return instance;
 }
 
-// Whether an op's Hopper kernel runs, which was asked for. `misfit`: why it cannot, or null.
-inline bool runs_hopper(const char* op, const char* misfit) {
-  if (misfit != nullptr) fallbacks().note({op, misfit});
-  return misfit == nullptr;
+// Whether an op's Hopper kernel runs, which was asked for. `why`: why it cannot.
+inline bool runs_hopper(const char* op, const Unsupported& why) {
+  if (why) fallbacks().note({op, why.reason});
+  return !why;
 }
 
 }  // namespace photon

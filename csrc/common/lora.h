@@ -1,7 +1,7 @@
 // Adapters: low-rank updates of a linear's weight, one for each slot, chosen by a token's row. Slot
 // 0 is no adapter and has no memory; slot s is matrix s - 1 of a stack.
 #pragma once
-#include "dtype.h"
+#include "gpu.h"
 #include "row_state.h"
 #include "token.h"
 
@@ -52,8 +52,16 @@ constexpr int64_t link_chunks(int64_t columns) {
   return (columns + kLinkColumns - 1) / kLinkColumns;
 }
 
-// All bfloat16 but the sums. Widths and ranks are multiples of 8, pointers and strides whole
-// vectors.
+constexpr int64_t kLinkVector = 8;  // elements of 16 bytes
+
+// Why it does not take tensors of this dtype and width: all are bfloat16 but the sums; widths and
+// ranks, pointers and strides are whole vectors.
+inline Unsupported link_unsupported(DType dtype, int64_t width) {
+  if (dtype != DType::kBF16) return {kNotBf16};
+  if (width % kLinkVector != 0) return {"a width is no multiple of 8", width};
+  return {};
+}
+
 struct LoraLinkParams {
   void* x;    // [tokens, n] += the product with B, rounded, if there is one; and multiplied by A
   void* act;  // or, where set, [tokens, n / 2] = silu(gate) * up of that, and x is only read

@@ -1,7 +1,8 @@
 // One POD params struct per op: the only currency between the torch edge (csrc/ops), the CPU
-// kernels, the CUDA launchers and recorded host graphs. Pointers are raw; strides are in elements;
-// the innermost dimension of every tensor is contiguous unless a stride says otherwise. Shapes are
-// checked once, at the edge. Nothing here owns memory.
+// kernels, the CUDA launchers and recorded host graphs. (Others are in linear.h, embedding.h, lora.h
+// and spatial.h.) Pointers are raw; strides are in elements; the innermost dimension of every tensor
+// is contiguous unless a stride says otherwise. Shapes are checked once, at the edge. Nothing here
+// owns memory.
 #pragma once
 #include <cstdint>
 
@@ -111,15 +112,6 @@ struct SampleParams {
 
 // --- the forward ---------------------------------------------------------------------------------
 
-struct EmbeddingParams {
-  void* out;  // [num_tokens, hidden]; zeros for dead tokens and for ids of neither source
-  const int32_t* decode_meta;  // [num_tokens, 4]
-  const void* weight;          // [vocab, hidden]: of token ids from 0 on
-  const void* embeds;          // [num_embeds, hidden]: of id -2 - i the i-th; null: there are none
-  int64_t num_tokens, hidden, vocab, num_embeds, out_stride;
-  DType dtype;
-};
-
 struct SelectTokensParams {
   void* out;      // [num_segments, hidden]; out[r] = x[last token of segment r]; zeros for an empty
                   // segment
@@ -138,105 +130,13 @@ struct RmsNormParams {
   int64_t tokens, hidden, out_stride, residual_stride, x_stride;
   float eps;
   DType dtype;
-  const int32_t* counts = nullptr;  // as below
-};
-
-struct LinearParams {
-  void* out;              // [tokens, n]
-  const void* x;          // [tokens, k]
-  const void* weight;     // [n, k]
-  const void* bias;       // [n] or null
-  const int32_t* counts;  // [1] or null: only the first *counts tokens are computed, the others are
-                          // left as they are
-  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
-  DType dtype;
-  bool hopper = false;  // here and below: kernels that sum in another order may run
-  bool pdl = false;     // such a kernel may start while those before it still run, and read its
-                        // weights and the counts
-};
-
-struct NormLinearParams {
-  void* out;                // [tokens, n]
-  const void* x;            // [tokens, k]
-  const void* norm_weight;  // [k]
-  const void* weight;       // [n, k]
-  const void* bias;         // [n] or null
-  const int32_t* counts;    // [1] or null
-  float* workspace;         // [linear_workspace_words(tokens, k)] or null: Hopper kernels for up to
-                            // 64 tokens take turns
-  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
-  float eps;
-  bool hopper, pdl;
-  DType dtype;
-};
-
-struct LinearResidualParams {
-  void* residual;         // [tokens, n] += x W^T + bias, the product rounded before it is added
-  const void* x;          // [tokens, k]
-  const void* weight;     // [n, k]
-  const void* bias;       // [n] or null
-  const int32_t* counts;  // [1] or null
-  int64_t tokens, n, k, residual_stride, x_stride, weight_stride;
-  bool hopper, pdl;
-  DType dtype;
-};
-
-struct NormSwigluParams {
-  void* out;                // [tokens, intermediate]
-  const void* x;            // [tokens, hidden]
-  const void* norm_weight;  // [hidden]
-  const void* weight;       // [2 * intermediate, hidden], contiguous: gate rows, then up rows
-  const void* bias;         // [2 * intermediate] or null
-  const int32_t* counts;    // [1] or null
-  float* workspace;         // [linear_workspace_words(tokens, hidden)] or null, as above
-  int64_t tokens, intermediate, hidden, out_stride, x_stride;
-  float eps;
-  bool hopper, pdl;
-  DType dtype;
-};
-
-struct SwigluParams {
-  void* out;              // [tokens, intermediate]
-  const void* x;          // [tokens, hidden]
-  const void* weight;     // [2 * intermediate, hidden], contiguous: gate rows, then up rows
-  const void* bias;       // [2 * intermediate] or null
-  const int32_t* counts;  // [1] or null
-  int64_t tokens, intermediate, hidden, out_stride, x_stride;
-  bool hopper, pdl;
-  DType dtype;
-};
-
-struct LinearNormParams {
-  void* out;                // [tokens, n]: residual, normalized
-  void* residual;           // [tokens, n] += x W^T + bias, the product rounded before it is added
-  const void* x;            // [tokens, k]
-  const void* weight;       // [n, k]
-  const void* bias;         // [n] or null
-  const void* norm_weight;  // [n]
-  const int32_t* counts;    // [1] or null
-  float* workspace;         // [linear_norm_workspace_words(tokens, n)] or null, in which case no
-                            // Hopper kernel runs
-  int64_t tokens, n, k, out_stride, residual_stride, x_stride, weight_stride;
-  float eps;
-  bool hopper, pdl;
-  DType dtype;
+  const int32_t* counts = nullptr;  // [1] or null: only the first *counts tokens are computed
 };
 
 struct SiluMulParams {
   void* out;            // [tokens, width] = silu(gate_up[:, :width]) * gate_up[:, width:]
   const void* gate_up;  // [tokens, 2 * width]
   int64_t tokens, width, out_stride, gate_up_stride;
-  DType dtype;
-};
-
-struct FusedMlpParams {
-  void* out;                   // [tokens, hidden]
-  void* act;                   // [tokens, intermediate], scratch
-  const void* x;               // [tokens, hidden]
-  const void* gate_up_weight;  // [2 * intermediate, hidden]: gate rows, then up rows
-  const void* down_weight;     // [hidden, intermediate]
-  const int32_t* counts;       // [1] or null
-  int64_t tokens, hidden, intermediate, out_stride, act_stride, x_stride;
   DType dtype;
 };
 

@@ -34,7 +34,7 @@ void copy_tokens(void* out, int64_t tokens, int64_t token_bytes, int64_t out_str
 
 void embedding(const EmbeddingParams& p) {
   const int64_t size = size_of(p.dtype);
-  copy_tokens(p.out, p.num_tokens, p.hidden * size, p.out_stride * size,
+  copy_tokens(p.out, p.num_tokens, p.weight.k * size, p.out_stride * size,
               [&](int64_t i) { return embedding_of(p, i); });
 }
 

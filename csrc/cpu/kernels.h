@@ -1,8 +1,11 @@
-// The CPU kernels: one function per op, over the params of common/params.h. They run on the calling
-// thread and the pool of parallel.h, throw nothing but std::bad_alloc (a scratch buffer that cannot
-// grow), and never index outside the tables whatever decode_meta holds. A token's result depends on
-// its own inputs, shape and length only: never on the other tokens, the thread count or the tiling.
+// The CPU kernels: one function per op, and one for all linears, over the params of common. They
+// run on the calling thread and the pool of parallel.h, throw nothing but std::bad_alloc (a scratch
+// buffer that cannot grow), and never index outside the tables whatever decode_meta holds. A
+// token's result depends on its own inputs, shape and length only: never on the other tokens, the
+// thread count or the tiling.
 #pragma once
+#include "common/embedding.h"
+#include "common/linear.h"
 #include "common/params.h"
 
 namespace photon::cpu {
@@ -21,13 +24,6 @@ void select_tokens(const SelectTokensParams& p);
 void rms_norm(const RmsNormParams& p);  // and add_rms_norm, where residual is set
 void linear(const LinearParams& p);
 void silu_mul(const SiluMulParams& p);
-void fused_mlp(const FusedMlpParams& p);
-
-void norm_linear(const NormLinearParams& p);
-void linear_residual(const LinearResidualParams& p);
-void norm_swiglu(const NormSwigluParams& p);
-void swiglu(const SwigluParams& p);
-void linear_norm(const LinearNormParams& p);
 
 void rope_append_kv(const RopeAppendKvParams& p);
 void paged_attention(const PagedAttentionParams& p);

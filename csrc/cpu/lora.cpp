@@ -88,8 +88,15 @@ void lora_shrink(const LoraShrinkParams& p) {
     void* const out = static_cast<char*>(p.out) + first * p.out_stride * size;
     const void* const x = static_cast<const char*>(p.x) + first * p.x_stride * size;
     const void* const a = static_cast<const char*>(p.a) + (slot - 1) * p.a_slot_stride * size;
-    linear({out, x, a, nullptr, nullptr, count, p.rows, p.k, p.out_stride, p.x_stride, p.a_stride,
-            p.dtype});
+    LinearParams one{};
+    one.out = out;
+    one.x = x;
+    one.weight = {a, p.rows, p.k, p.a_stride, WeightFormat::kDense};
+    one.tokens = count;
+    one.out_stride = p.out_stride;
+    one.x_stride = p.x_stride;
+    one.dtype = p.dtype;
+    linear(one);
   });
 }
 
@@ -104,8 +111,16 @@ void lora_expand(const LoraExpandParams& p) {
           static_cast<const char*>(p.h) + (first * p.h_stride + part * p.rank) * size;
       const void* const b =
           static_cast<const char*>(p.b) + ((slot - 1) * p.b_slot_stride + row * p.b_stride) * size;
-      linear_residual({out, h, b, nullptr, nullptr, count, rows, p.rank, p.out_stride, p.h_stride,
-                       p.b_stride, false, false, p.dtype});
+      LinearParams one{};
+      one.residual = out;
+      one.x = h;
+      one.weight = {b, rows, p.rank, p.b_stride, WeightFormat::kDense};
+      one.tokens = count;
+      one.residual_stride = p.out_stride;
+      one.x_stride = p.h_stride;
+      one.epilogue = Epilogue::kAdd;
+      one.dtype = p.dtype;
+      linear(one);
       row += rows;
     }
   });

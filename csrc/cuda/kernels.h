@@ -1,9 +1,12 @@
-// Launchers of the CUDA kernels: one function per op, `stream` is a cudaStream_t. Each enqueues its
+// Launchers of the CUDA kernels: one function per op, and one for all linears; `stream` is a
+// cudaStream_t. Each enqueues its
 // kernels and returns at once with the cudaError_t of the launch as an int (0: fine). Nothing is
 // allocated and nothing is synchronized, so that every launcher is safe inside a graph capture; the
 // one state that is kept is common/fallbacks.h. Shapes were checked by the caller; params are
 // passed to the kernels by value.
 #pragma once
+#include "common/embedding.h"
+#include "common/linear.h"
 #include "common/params.h"
 
 namespace photon::cuda {
@@ -27,13 +30,6 @@ int rms_norm(const RmsNormParams& p, void* stream);  // add_rms_norm too: residu
 
 int linear(const LinearParams& p, void* stream);
 int silu_mul(const SiluMulParams& p, void* stream);
-int fused_mlp(const FusedMlpParams& p, void* stream);
-
-int norm_linear(const NormLinearParams& p, void* stream);
-int linear_residual(const LinearResidualParams& p, void* stream);
-int norm_swiglu(const NormSwigluParams& p, void* stream);
-int swiglu(const SwigluParams& p, void* stream);
-int linear_norm(const LinearNormParams& p, void* stream);
 
 int rope_append_kv(const RopeAppendKvParams& p, void* stream);
 int paged_attention(const PagedAttentionParams& p, void* stream);

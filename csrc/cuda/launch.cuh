@@ -1,5 +1,5 @@
-// What every launcher needs: the launch itself, the element type as a C++ type, and whether 16-byte
-// loads are possible.
+// What every launcher needs: the launch itself, the current device, and the element type as a C++
+// type.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "common/dtype.h"
+#include "common/gpu.h"
 
 namespace photon::cuda {
 
@@ -119,34 +119,28 @@ int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream,
 
 inline int sms() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Whether PHOTON_HOPPER_ON_10 is 1. It is read once.
+// Whether the Hopper kernels may run on 10.0: they are built for it, and PHOTON_HOPPER_ON_10 is 1,
+// which is read once.
 inline bool allows_hopper_on_10() {
+#ifdef PHOTON_SM_100
   static const bool allows = [] {
     const char* text = std::getenv("PHOTON_HOPPER_ON_10");
     return text != nullptr && std::strcmp(text, "1") == 0;
   }();
   return allows;
-}
-
-// Why the current device does not run the Hopper kernels; null: it does. They have machine code for
-// 9.0; for 10.0, where nothing has run yet, it has to be built (PHOTON_SM_100) and asked for. Other
-// devices run the portable kernels' code for 8.0.
-inline const char* hopper_device_misfit() {
-  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor),
-            minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
-  if (major == 9 && minor == 0) return nullptr;
-  if (major != 10 || minor != 0) return "the device's compute capability is not 9.0";
-#ifdef PHOTON_SM_100
-  return allows_hopper_on_10() ? nullptr
-                               : "the device's compute capability is 10.0, where the Hopper "
-                                 "kernels are untested; PHOTON_HOPPER_ON_10=1 allows them";
 #else
-  return "the device's compute capability is 10.0, for which this build has no machine code; "
-         "built with PHOTON_SM_100=1 it has";
+  return false;
 #endif
 }
 
-inline bool hopper_runs() { return hopper_device_misfit() == nullptr; }
+// The current device.
+inline Gpu current_gpu() {
+  return {device_attribute(cudaDevAttrComputeCapabilityMajor),
+          device_attribute(cudaDevAttrComputeCapabilityMinor),
+          device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), allows_hopper_on_10()};
+}
+
+inline bool hopper_runs() { return !hopper_unsupported(current_gpu()); }
 
 // A small kernel of a chain, which calls wait_for_earlier() before anything else: where it can be,
 // it is there when the one before ends.
@@ -173,19 +167,6 @@ int with_dtype(DType dtype, const Body& body) {
       return body(TypeTag<__nv_bfloat16>{});
   }
   return cudaErrorInvalidValue;
-}
-
-constexpr int64_t kVectorBytes = 16;
-
-__host__ __device__ inline bool is_vector_aligned(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
-}
-
-// True where every one of these strides or widths, in elements of `dtype`, is a whole number of
-// 16-byte vectors.
-template <typename... Strides>
-bool are_whole_vectors(DType dtype, Strides... strides) {
-  return ((strides * size_of(dtype) % kVectorBytes == 0) && ...);
 }
 
 }  // namespace photon::cuda

@@ -1,6 +1,7 @@
 // embedding_into, select_tokens_into: rows of matrices by token, and by a segment's last token.
 #include "common/decode_meta.h"
 #include "ops/dispatch.h"
+#include "ops/weight_arg.h"
 
 namespace photon::ops {
 namespace {
@@ -27,12 +28,10 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
   EmbeddingParams p{};
   p.out = out.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
-  p.weight = weight.data<void>();
+  p.weight = WeightArg(weight).weight();
   p.embeds = embeds.data<void>();
   p.num_embeds = embeds ? embeds->size(0) : 0;
   p.num_tokens = decode_meta.size(0);
-  p.hidden = weight.size(1);
-  p.vocab = weight.size(0);
   p.out_stride = out.stride(0);
   p.dtype = weight.dtype();
   PHOTON_DISPATCH(embedding, out, p);

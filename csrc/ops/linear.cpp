@@ -1,55 +1,213 @@
-// linear_into, gemv_into: out = x @ weight.T + bias.
+// linear_into, gemv_into, norm_linear_into, linear_residual_, norm_swiglu_into, swiglu_into,
+// linear_norm_into: x @ weight.T + bias, with what comes before or after it in a layer.
+#include "common/linear_plan.h"
 #include "ops/dispatch.h"
-#include "ops/linear_args.h"
+#include "ops/weight_arg.h"
 
 namespace photon::ops {
 namespace {
+
+// What all of them are given. `y`: the tensor that the products are stored in, or added to.
+struct LinearArgs {
+  Arg x;
+  WeightArg weight;
+  Arg y;
+  OptionalArg counts;
+
+  LinearParams params(Epilogue epilogue, bool hopper, bool pdl) const {
+    const bool adds = epilogue == Epilogue::kAdd || epilogue == Epilogue::kAddNorm;
+    LinearParams p{};
+    (adds ? p.residual : p.out) = y.data<void>();
+    (adds ? p.residual_stride : p.out_stride) = y.stride(0);
+    p.x = x.data<void>();
+    p.weight = weight.weight();
+    p.bias = weight.bias.data<void>();
+    p.counts = counts.data<int32_t>();
+    p.tokens = x.size(0);
+    p.x_stride = x.stride(0);
+    p.epilogue = epilogue;
+    p.backend = hopper ? Backend::kHopper : Backend::kPortable;
+    p.pdl = pdl;
+    p.dtype = x.dtype();
+    return p;
+  }
+};
+
+// `y_name`: what the op calls y.
+LinearArgs linear_args(Args& arg, const char* y_name, const Tensor& y_, const Tensor& x_,
+                       const Tensor& weight_, const std::optional<Tensor>& bias_,
+                       const std::optional<Tensor>& counts_) {
+  const Arg x = arg("x", x_).floating().rank(2, "[tokens, k]").last_contiguous();
+  const Arg rows = arg("weight", weight_)
+                       .dtype_of(x)
+                       .shape({Arg::kAny, x.size(1)}, "[n, k of x]")
+                       .last_contiguous();
+  const Arg y = arg(y_name, y_)
+                    .dtype_of(x)
+                    .shape({x.size(0), rows.size(0)}, "[tokens of x, n of weight]")
+                    .last_contiguous();
+  const WeightArg weight(arg, x, rows, bias_, "[n of weight]");
+  const OptionalArg counts = counts_argument(arg, counts_);
+  y.written({&x, &weight.rows, weight.bias.get(), counts.get()});
+  return {x, weight, y, counts};
+}
+
+LinearArgs swiglu_args(Args& arg, const Tensor& out_, const Tensor& x_,
+                       const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
+                       const std::optional<Tensor>& counts_) {
+  const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
+  const Arg out = arg("out", out_)
+                      .dtype_of(x)
+                      .shape({x.size(0), Arg::kAny}, "[tokens of x, intermediate]")
+                      .last_contiguous();
+  const Arg rows =
+      arg("gate_up_weight", gate_up_weight_)
+          .dtype_of(x)
+          .rank(2, "[2 x intermediate, hidden]")
+          .even(0, "gate, then up")
+          .shape({2 * out.size(1), x.size(1)}, "[2 x intermediate of out, hidden of x]")
+          .contiguous();
+  const WeightArg weight(arg, x, rows, bias_, "[2 x intermediate of out]");
+  const OptionalArg counts = counts_argument(arg, counts_);
+  out.written({&x, &weight.rows, weight.bias.get(), counts.get()});
+  return {x, weight, out, counts};
+}
+
+// The weight of a norm of `size` values, and its epsilon.
+Arg take_norm(Args& arg, LinearParams& p, const LinearArgs& args, const Tensor& norm_weight_,
+              double eps, int64_t size, const char* meaning) {
+  const Arg norm_weight =
+      arg("norm_weight", norm_weight_).dtype_of(args.x).shape({size}, meaning).contiguous();
+  args.y.written({&norm_weight});
+  p.norm_weight = norm_weight.data<void>();
+  p.eps = check_epsilon(arg.op(), eps);
+  return norm_weight;
+}
+
+// A workspace of `words`, which the function that `meaning` names counts. Nothing else of the call
+// may hold a part of it.
+void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Arg& norm_weight,
+                    const Arg* out, const std::optional<Tensor>& workspace_, int64_t words,
+                    const char* meaning) {
+  const OptionalArg workspace = arg("workspace", workspace_);
+  if (!workspace) return;
+  workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
+  workspace->written({out, &args.y, &args.x, &norm_weight, &args.weight.rows,
+                      args.weight.bias.get(), args.counts.get()});
+  p.workspace = workspace->data<float>();
+}
+
+// x is normalized first.
+void normalize_input(Args& arg, LinearParams& p, const LinearArgs& args, const Tensor& norm_weight_,
+                     double eps, const char* meaning, const std::optional<Tensor>& workspace_) {
+  p.prologue = Prologue::kRmsNorm;
+  const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, args.x.size(1), meaning);
+  take_workspace(arg, p, args, norm_weight, nullptr, workspace_,
+                 linear_workspace_words(args.x.size(0), args.x.size(1)),
+                 "linear_workspace_words of this call's shapes");
+}
 
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
             bool pdl) {
   Args arg("linear_into");
-  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, counts_);
-
-  LinearParams p{};
-  args.fill(p);
-  p.out = args.out.data<void>();
-  p.out_stride = args.out.stride(0);
-  p.hopper = hopper;
-  p.pdl = pdl;
-  PHOTON_DISPATCH(linear, args.out, p);
+  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, bias_, counts_);
+  PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kStore, hopper, pdl));
 }
 
 void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
           const std::optional<Tensor>& bias_) {
   Args arg("gemv_into");
   const Arg x = arg("x", x_).floating().rank(1, "[k]").contiguous();
-  const Arg weight = arg("weight", weight_)
-                         .dtype_of(x)
-                         .shape({Arg::kAny, x.size(0)}, "[n, k of x]")
-                         .last_contiguous();
-  const Arg out =
-      arg("out", out_).dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
-  const OptionalArg bias = arg("bias", bias_);
-  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
-  out.written({&x, &weight, bias.get()});
+  const Arg rows = arg("weight", weight_)
+                       .dtype_of(x)
+                       .shape({Arg::kAny, x.size(0)}, "[n, k of x]")
+                       .last_contiguous();
+  const Arg out = arg("out", out_).dtype_of(x).shape({rows.size(0)}, "[n of weight]").contiguous();
+  const WeightArg weight(arg, x, rows, bias_, "[n of weight]");
+  out.written({&x, &weight.rows, weight.bias.get()});
 
   LinearParams p{};
   p.out = out.data<void>();
   p.x = x.data<void>();
-  p.weight = weight.data<void>();
-  p.bias = bias.data<void>();
+  p.weight = weight.weight();
+  p.bias = weight.bias.data<void>();
   p.tokens = 1;
-  p.n = p.out_stride = weight.size(0);
-  p.k = p.x_stride = x.size(0);
-  p.weight_stride = weight.stride(0);
+  p.out_stride = p.weight.n;
+  p.x_stride = p.weight.k;
   p.dtype = x.dtype();
+  PHOTON_DISPATCH(linear, out, p);
+}
+
+void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
+                 const Tensor& weight_, const std::optional<Tensor>& bias_,
+                 const std::optional<Tensor>& counts_, bool hopper, bool pdl,
+                 const std::optional<Tensor>& workspace_) {
+  Args arg("norm_linear_into");
+  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, bias_, counts_);
+  LinearParams p = args.params(Epilogue::kStore, hopper, pdl);
+  normalize_input(arg, p, args, norm_weight_, eps, "[k of x]", workspace_);
+  PHOTON_DISPATCH(linear, args.y, p);
+}
+
+void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
+                     const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
+                     bool hopper, bool pdl) {
+  Args arg("linear_residual_");
+  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_, bias_, counts_);
+  PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kAdd, hopper, pdl));
+}
+
+void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
+                 const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
+                 const std::optional<Tensor>& counts_, bool hopper, bool pdl,
+                 const std::optional<Tensor>& workspace_) {
+  Args arg("norm_swiglu_into");
+  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, bias_, counts_);
+  LinearParams p = args.params(Epilogue::kSwiglu, hopper, pdl);
+  normalize_input(arg, p, args, norm_weight_, eps, "[hidden of x]", workspace_);
+  PHOTON_DISPATCH(linear, args.y, p);
+}
+
+void swiglu(const Tensor& out_, const Tensor& x_, const Tensor& gate_up_weight_,
+            const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
+            bool pdl) {
+  Args arg("swiglu_into");
+  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, bias_, counts_);
+  PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kSwiglu, hopper, pdl));
+}
+
+void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
+                 const Tensor& weight_, const Tensor& norm_weight_, double eps,
+                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
+                 bool hopper, bool pdl, const std::optional<Tensor>& workspace_) {
+  Args arg("linear_norm_into");
+  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_, bias_, counts_);
+  const int64_t tokens = args.x.size(0), n = args.weight.rows.size(0);
+  LinearParams p = args.params(Epilogue::kAddNorm, hopper, pdl);
+  const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, n, "[n of weight]");
+  const Arg out = arg("out", out_)
+                      .dtype_of(args.x)
+                      .shape({tokens, n}, "[tokens of x, n of weight]")
+                      .last_contiguous();
+  out.written({&args.y, &args.x, &args.weight.rows, &norm_weight, args.weight.bias.get(),
+               args.counts.get()});
+  p.out = out.data<void>();
+  p.out_stride = out.stride(0);
+  take_workspace(arg, p, args, norm_weight, &out, workspace_,
+                 linear_norm_workspace_words(tokens, n),
+                 "linear_norm_workspace_words of this call's shapes");
   PHOTON_DISPATCH(linear, out, p);
 }
 
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("linear_into", TORCH_BOX(&linear));
   m.impl("gemv_into", TORCH_BOX(&gemv));
+  m.impl("norm_linear_into", TORCH_BOX(&norm_linear));
+  m.impl("linear_residual_", TORCH_BOX(&linear_residual));
+  m.impl("norm_swiglu_into", TORCH_BOX(&norm_swiglu));
+  m.impl("swiglu_into", TORCH_BOX(&swiglu));
+  m.impl("linear_norm_into", TORCH_BOX(&linear_norm));
 }
 
 }  // namespace

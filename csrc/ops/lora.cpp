@@ -115,8 +115,9 @@ void lora_expand(const Tensor& out_, const Tensor& h_, const Tensor& b_, const T
 
 // What lora_link_ moves as 16-byte vectors.
 void check_vectors(const Arg& arg, std::initializer_list<int64_t> sizes) {
-  const bool is_aligned = reinterpret_cast<uintptr_t>(arg.data<void>()) % 16 == 0;
-  if (is_aligned && std::all_of(sizes.begin(), sizes.end(), [](int64_t n) { return n % 8 == 0; }))
+  const bool is_aligned = is_vector_aligned(arg.data<void>());
+  if (is_aligned && std::all_of(sizes.begin(), sizes.end(),
+                                [](int64_t n) { return !link_unsupported(DType::kBF16, n); }))
     return;
   fail(arg.op(), arg.name(),
        " is not made of whole vectors: its address, width and strides have to be multiples of 16 "

@@ -1,5 +1,6 @@
 // silu_mul_into, fused_mlp_into.
 #include "ops/dispatch.h"
+#include "ops/weight_arg.h"
 
 namespace photon::ops {
 namespace {
@@ -26,20 +27,23 @@ void silu_mul(const Tensor& out_, const Tensor& gate_up_) {
   PHOTON_DISPATCH(silu_mul, out, p);
 }
 
+// SwiGLU into act, then down: two linears.
 void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_,
                const Tensor& gate_up_weight_, const Tensor& down_weight_,
                const std::optional<Tensor>& counts_) {
   Args arg("fused_mlp_into");
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
   const int64_t tokens = x.size(0), hidden = x.size(1);
-  const Arg down = arg("down_weight", down_weight_)
-                       .dtype_of(x)
-                       .shape({hidden, Arg::kAny}, "[hidden of x, intermediate]")
-                       .contiguous();
-  const int64_t intermediate = down.size(1);
-  const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x);
-  gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of down_weight, hidden of x]")
-      .contiguous();
+  const WeightArg down(arg("down_weight", down_weight_)
+                           .dtype_of(x)
+                           .shape({hidden, Arg::kAny}, "[hidden of x, intermediate]")
+                           .contiguous());
+  const int64_t intermediate = down.rows.size(1);
+  const WeightArg gate_up(
+      arg("gate_up_weight", gate_up_weight_)
+          .dtype_of(x)
+          .shape({2 * intermediate, hidden}, "[2 x intermediate of down_weight, hidden of x]")
+          .contiguous());
   const Arg act = arg("act", act_)
                       .dtype_of(x)
                       .shape({tokens, intermediate}, "[tokens of x, intermediate of down_weight]")
@@ -47,24 +51,27 @@ void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_,
   const Arg out =
       arg("out", out_).dtype_of(x).shape({tokens, hidden}, "the shape of x").last_contiguous();
   const OptionalArg counts = counts_argument(arg, counts_);
-  out.written({&act, &x, &gate_up, &down, counts.get()});
-  act.written({&x, &gate_up, &down, counts.get()});
+  out.written({&act, &x, &gate_up.rows, &down.rows, counts.get()});
+  act.written({&x, &gate_up.rows, &down.rows, counts.get()});
 
-  FusedMlpParams p{};
-  p.out = out.data<void>();
-  p.act = act.data<void>();
+  LinearParams p{};
+  p.out = act.data<void>();
   p.x = x.data<void>();
-  p.gate_up_weight = gate_up.data<void>();
-  p.down_weight = down.data<void>();
+  p.weight = gate_up.weight();
   p.counts = counts.data<int32_t>();
   p.tokens = tokens;
-  p.hidden = hidden;
-  p.intermediate = intermediate;
-  p.out_stride = out.stride(0);
-  p.act_stride = act.stride(0);
+  p.out_stride = act.stride(0);
   p.x_stride = x.stride(0);
+  p.epilogue = Epilogue::kSwiglu;
   p.dtype = x.dtype();
-  PHOTON_DISPATCH(fused_mlp, out, p);
+  PHOTON_DISPATCH(linear, out, p);
+  p.x = p.out;
+  p.x_stride = p.out_stride;
+  p.out = out.data<void>();
+  p.out_stride = out.stride(0);
+  p.weight = down.weight();
+  p.epilogue = Epilogue::kStore;
+  PHOTON_DISPATCH(linear, out, p);
 }
 
 void register_ops(torch::stable::detail::StableLibrary& m) {

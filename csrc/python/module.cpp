@@ -1,5 +1,5 @@
-// photon_ext._C: the device layer as Python classes. No logic here: names, GIL and object lifetimes
-// only.
+// photon_ext._C: the device layer as Python classes, and plans.cpp. No logic here: names, GIL and
+// object lifetimes only.
 //
 // The GIL is released where a call may block (synchronize, wait) or compute (the inline backend),
 // and before C++ destructors, which drain. It is kept in short enqueueing calls: giving it up there
@@ -18,6 +18,7 @@
 #include "device/host_claim.h"
 #include "device/host_trace.h"
 #include "device/text.h"
+#include "python/plans.h"
 
 namespace py = pybind11;
 using namespace photon::device;
@@ -244,11 +245,12 @@ void bind_trace(py::module_& m) {
 PYBIND11_MODULE(_C, m) {
   m.doc() =
       "Streams, events, pinned buffers, graphs and decode slots of photon_ext (cuda, host and "
-      "inline backends).";
+      "inline backends), and which kernels run on a GPU.";
   bind_streams(m);
   bind_buffers(m);
   bind_slot(m);
   bind_trace(m);
+  bind_plans(m);
   m.attr("cuda_compiled") = cuda_compiled();
   m.def("cuda_device_count", &cuda_device_count);
   m.def(

@@ -10,6 +10,7 @@ import os
 from itertools import groupby
 
 from photon_ext.cli import starting
+from photon_ext.cli.step_kernels import TORCH, WITHIN, Entry, Setting, step_kernels
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
@@ -20,13 +21,12 @@ from photon_ext.models.kernel_plan import (
     plan_kernels,
     target_of,
 )
-from photon_ext.models.kernel_table import Entry, Kernel, Setting, kernel_table
 from photon_ext.models.shapes import NAMED_SHAPES
 
 DEFAULT_GPU = "h200"
 _TITLES = {"decode": "decode steps, by tokens", "chunks": "steps with chunks of prompts, by tokens"}
 _LEGEND = f"""\
-{Kernel.WITHIN.value}: part of another kernel; {Kernel.TORCH.value}: torch's products; \
+{WITHIN}: part of another kernel; {TORCH}: torch's products; \
 the others: csrc/cuda, less "_kernel"
 In steps with chunks attention of decode rows goes by their number, the head by that of segments."""
 
@@ -38,12 +38,12 @@ def planned(arguments: argparse.Namespace) -> str:
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
-    entries = kernel_table(Setting(config, target, dtype, plan))
+    entries = step_kernels(Setting(config, target, dtype, plan))
     backend = "hopper" if plan.hopper else "portable"
     misfit = hopper_misfit(config, target, dtype)
     if arguments.json:
         head = {"model": arguments.plan, "device": device, "dtype": dtype}
-        ops = [entry._asdict() | {"kernel": entry.kernel.value} for entry in entries]
+        ops = [entry._asdict() for entry in entries]
         return json.dumps(
             {
                 **head,
@@ -100,7 +100,7 @@ def _block(title: str, entries: list[Entry]) -> list[str]:
     for op, group in groupby(entries, lambda entry: entry.op):
         of_op = list(group)
         cells = [[e for e in of_op if e.least <= start][-1] for start in starts]
-        rows.append([f"  {op}", *(cell.kernel.value + "*" * bool(cell.why) for cell in cells)])
+        rows.append([f"  {op}", *(cell.kernel + "*" * bool(cell.why) for cell in cells)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
@@ -110,6 +110,6 @@ def _reasons(entries: list[Entry]) -> list[str]:
     ops: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         if entry.why:
-            named = ops.setdefault((entry.why, entry.kernel.value), [])
+            named = ops.setdefault((entry.why, entry.kernel), [])
             named += [entry.op] * (entry.op not in named)
     return [f"* {kernel} ({'; '.join(names)}): {why}" for (why, kernel), names in ops.items()]

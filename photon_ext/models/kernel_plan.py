@@ -2,18 +2,20 @@
 
 Host data only, no torch: a plan can be made, printed and compared for a GPU that is not there. The
 decoder goes by its plan alone, and takes another one in its place. Which of an op's kernels then
-runs follows from the number of tokens and the shape, in the op; kernel_table.py says what both come
-to, and `photon-ext info --plan MODEL` prints it.
+runs, and what a kernel does not take, is said in csrc/common/linear_plan.h and attention_plan.h,
+which are asked here; `photon-ext info --plan MODEL` prints what both come to.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext import _C
 from photon_ext.checks import Backend, check_backend, check_count, check_flag
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
@@ -33,15 +35,7 @@ LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
 # And of so many where a layer has no more weights than that, and a product is mostly its begin and
 # its end: a 0.6B gains 4 to 7 %, a 1B and a 4B lose
 NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
-BATCH_CAPABILITY = (9, 0)
-HEAD_DIMS = (64, 96, 128, 256)  # those of split_attention.h and chunk_attention.h
-# those of even_attention.h; and its pages hold a multiple of so many positions
-EVEN_HEAD_DIMS, EVEN_PAGE = (64, 128), 16
-MOST_SHARERS = 64  # query heads of a KV head: kRows of the small plans in chunk_attention.cu
-COLUMNS = 64  # the widths that the Hopper linears take are multiples of it: hopper_columns.h
-VECTOR = 8  # elements of 16 bytes
-MOST_NORM_COLUMNS = 16384  # and where they normalize at most this: hopper_columns.h
-CHUNK_CAPABILITY = (8, 0)  # from here on chunks attend by matrix instructions
+ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
 
@@ -58,10 +52,18 @@ class Target:
     capability: tuple[int, int] | None = None
     runs_hopper: bool = False
 
+    @property
+    def gpu(self) -> _C.Gpu:
+        """As kernels see it. A CPU that runs the Hopper kernels emulates them: as 9.0."""
+        major, minor = self.capability or ((9, 0) if self.runs_hopper else (0, 0))
+        return _C.Gpu(major, minor, self.runs_hopper)
+
 
 def gpu_target(capability: tuple[int, int], hopper_on_10: bool = False) -> Target:
-    """A GPU of this compute capability; `hopper_on_10`: PHOTON_HOPPER_ON_10 is 1."""
-    runs = capability == (9, 0) or (hopper_on_10 and capability == (10, 0))
+    """A GPU of this compute capability; `hopper_on_10`: PHOTON_HOPPER_ON_10 is 1, and so was
+    PHOTON_SM_100 when the extension was built.
+    """
+    runs = _C.hopper_unsupported(_C.Gpu(*capability, hopper_on_10)) is None
     return Target(capability, runs)
 
 
@@ -217,52 +219,62 @@ def choose_backend(backend: Backend | None, target: Target, dtype: str) -> Backe
     return backend or ("hopper" if runs else "portable")
 
 
-# --- why a Hopper kernel does not take a model; None: it does -------------------------------------
+# --- why Hopper kernels do not take a model; None: they do ----------------------------------------
+
+
+class Linear(NamedTuple):
+    """A linear of a layer: its weight is [n, k], and it runs `fused` where steps go the way FUSED,
+    and `batch` where they go the way BATCH.
+    """
+
+    fused: str
+    batch: str
+    n: int
+    k: int
+
+
+def layer_linears(config: ModelConfig) -> dict[str, Linear]:
+    """Those of a layer, in the order in which they run."""
+    hidden, inside = config.hidden, config.intermediate
+    return {
+        "q, k, v": Linear("norm_linear_into", "linear_into", config.qkv_size, hidden),
+        "o": Linear("linear_residual_", "linear_norm_into", hidden, config.q_size),
+        "gate, up": Linear("norm_swiglu_into", "swiglu_into", 2 * inside, hidden),
+        "down": Linear("linear_residual_", "linear_norm_into", hidden, inside),
+    }
 
 
 def linears_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
-    """Of any linear of the model."""
-    inputs = {"hidden": True, "q_size": False, "intermediate": False}
-    found = (linear_misfit(config, target, dtype, *each) for each in inputs.items())
-    return next((why for why in found if why is not None), None)
-
-
-def linear_misfit(
-    config: ModelConfig, target: Target, dtype: str, columns: str, normalizes: bool
-) -> str | None:
-    """Of a linear whose input has so many elements as `columns` of the config says, and is
-    normalized, or whose output is added to the residual.
-    """
-    if (why := _basic_misfit(target, dtype)) is not None:
-        return why
-    size, most = getattr(config, columns), f" up to {MOST_NORM_COLUMNS}" if normalizes else ""
-    if size % COLUMNS or (normalizes and size > MOST_NORM_COLUMNS):
-        return f"{columns} is {size}, not a multiple of {COLUMNS}{most}"
-    if not normalizes and config.hidden % 8:
-        return f"hidden is {config.hidden}, not a multiple of 8"
-    return None
+    """Of any linear of a layer that is fused."""
+    ops = ((name, each.fused, each) for name, each in layer_linears(config).items())
+    return _first_misfit(ops, target, dtype)
 
 
 def batch_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
-    """Of the linears for a batch."""
-    if target.capability != BATCH_CAPABILITY:
-        return "the device's compute capability is not 9.0"
-    if config.qkv_size % VECTOR:
-        return f"qkv_size is {config.qkv_size}, not a multiple of {VECTOR}"
-    return linears_misfit(config, target, dtype)
+    """Of the linears for a batch, or of what runs beside them."""
+    ops = ((name, each.batch, each) for name, each in layer_linears(config).items())
+    return _first_misfit(ops, target, dtype) or linears_misfit(config, target, dtype)
+
+
+def _first_misfit(ops: Iterable[tuple[str, str, Linear]], target: Target, dtype: str) -> str | None:
+    device = _C.hopper_unsupported(target.gpu)
+    if device is not None:
+        return device  # of none in particular
+    for name, op, linear in ops:
+        kernel, why = _C.plan_linear(target.gpu, op, dtype, 1, linear.n, linear.k)
+        if kernel == "tile":
+            return f"{name}: {why}"
+    return None
 
 
 def decode_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
-    return _basic_misfit(target, dtype) or _heads_misfit(config)
+    heads = config.q_heads, config.kv_heads, config.head_dim
+    return _C.plan_decode_attention(target.gpu, dtype, 1, *heads, ANY_PAGE)[1]
 
 
 def chunk_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
-    if target.capability is not None and target.capability < CHUNK_CAPABILITY:
-        return f"the device's compute capability is below {CHUNK_CAPABILITY[0]}.0"
-    if config.q_heads > MOST_SHARERS * config.kv_heads:
-        sharers = f"{config.q_heads} query heads share {config.kv_heads} KV heads"
-        return f"{sharers}, more than {MOST_SHARERS} each"
-    return _dtype_misfit(dtype) or _heads_misfit(config)
+    heads = config.q_heads, config.kv_heads, config.head_dim
+    return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, ANY_PAGE, workspace=False)[1]
 
 
 def even_attention_misfit(
@@ -271,26 +283,18 @@ def even_attention_misfit(
     """Of attention of chunks as KernelPlan.even has it; where it does not take the model, chunks
     attend as without.
     """
-    why = chunk_attention_misfit(config, target, dtype) or _basic_misfit(target, dtype)
-    if why is not None:
-        return why
-    if config.head_dim not in EVEN_HEAD_DIMS:
-        return f"head_dim is {config.head_dim}, none of {', '.join(map(str, EVEN_HEAD_DIMS))}"
-    if page_size % EVEN_PAGE:
-        return f"the page size is {page_size}, not a multiple of {EVEN_PAGE}"
-    return None
+    heads = config.q_heads, config.kv_heads, config.head_dim
+    return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, page_size)[1]
 
 
 def link_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of `lora_link_`, which stands between fused linears in steps with adapters; where it does not
     take the model, such steps go the way OWN. A CPU has it, too.
     """
-    why = _dtype_misfit(dtype) if target.capability is None else _basic_misfit(target, dtype)
-    if why is not None:
-        return why
-    sizes = "hidden", "q_size", "kv_size", "intermediate"
-    odd = next((name for name in sizes if getattr(config, name) % VECTOR), None)
-    return odd and f"{odd} is {getattr(config, odd)}, not a multiple of {VECTOR}"
+    if target.capability is not None and not target.runs_hopper:
+        return _C.hopper_unsupported(target.gpu)
+    widths = [config.hidden, config.q_size, config.kv_size, config.intermediate]
+    return _C.link_unsupported(dtype, widths)
 
 
 def hopper_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
@@ -298,22 +302,3 @@ def hopper_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None
     misfits = linears_misfit, decode_attention_misfit, chunk_attention_misfit
     found = (misfit(config, target, dtype) for misfit in misfits)
     return next((why for why in found if why is not None), None)
-
-
-def _basic_misfit(target: Target, dtype: str) -> str | None:
-    if not target.runs_hopper:
-        only = (
-            " without PHOTON_SM_100 and PHOTON_HOPPER_ON_10" if target.capability == (10, 0) else ""
-        )
-        return f"the device does not run the Hopper kernels{only}"
-    return _dtype_misfit(dtype)
-
-
-def _dtype_misfit(dtype: str) -> str | None:
-    return None if dtype == "bfloat16" else f"the weights are {dtype}, not bfloat16"
-
-
-def _heads_misfit(config: ModelConfig) -> str | None:
-    if config.head_dim in HEAD_DIMS:
-        return None
-    return f"head_dim is {config.head_dim}, none of {', '.join(map(str, HEAD_DIMS))}"

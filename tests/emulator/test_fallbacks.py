@@ -101,7 +101,7 @@ def test_a_fallback_names_itself_once_for_each_op_and_reason(emulated: Path) -> 
             "10.0",
             "",
             "the device's compute capability is 10.0, where the Hopper kernels are untested; "
-            "PHOTON_HOPPER_ON_10=1 allows them",
+            "PHOTON_HOPPER_ON_10=1 allows them in a build with PHOTON_SM_100=1",
         ),
         ("10.0", "1", None),
     ],

@@ -12,6 +12,7 @@ import torch
 
 import photon_ext
 from photon_ext.checks import Backend
+from photon_ext.cli.step_kernels import Entry, Setting, step_kernels
 from photon_ext.engine import Engine, EngineOptions
 from photon_ext.engine.parts import check_exact, make_parts
 from photon_ext.errors import ConfigError
@@ -33,7 +34,6 @@ from photon_ext.models.kernel_plan import (
     plan_for,
     plan_kernels,
 )
-from photon_ext.models.kernel_table import Entry, Setting, kernel_table
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import random_weights
 
@@ -52,13 +52,13 @@ def table(
     exact: bool = False,
 ) -> list[Entry]:
     plan = plan_kernels(config, target, dtype, backend, exact)
-    return kernel_table(Setting(config, target, dtype, plan))
+    return step_kernels(Setting(config, target, dtype, plan))
 
 
 def runs(entries: list[Entry], step: str, op: str) -> list[tuple[int, int | None, str]]:
     """Kernels by the range of tokens."""
     found = [entry for entry in entries if (entry.step, entry.op) == (step, op)]
-    return [(entry.least, entry.most, entry.kernel.value) for entry in found]
+    return [(entry.least, entry.most, entry.kernel) for entry in found]
 
 
 @pytest.mark.parametrize("step", ["decode", "chunks"])
@@ -70,13 +70,13 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     most = 256 if name in ("qwen3-0.6b", "qwen2.5-0.5b", "smollm2") else 128
     few, many = (1, 8, "narrow"), (most + 1, None, "cuBLAS")
     for op in LINEARS[:-1]:
-        assert runs(entries, step, op) == [few, (9, 32, "wide"), (33, most, "batch"), many]
-    assert runs(entries, step, "head") == [few, (9, 64, "wide"), (65, None, "cuBLAS")]
+        assert runs(entries, step, op) == [few, (9, 32, "mid"), (33, most, "batch"), many]
+    assert runs(entries, step, "head") == [few, (9, 64, "mid"), (65, None, "cuBLAS")]
     norms = [(1, 32, "-"), (33, most, "sum_norm"), (most + 1, None, "rms_norm")]
     assert runs(entries, step, "norms") == norms
     assert runs(entries, step, "swiglu") == [(1, most, "-"), (most + 1, None, "silu_mul")]
     assert runs(entries, step, "sampling") == [(1, None, "sample (clusters)")]
-    many = [("attention of chunks", 4097, "a step of more than 4096 tokens")]
+    many = [("attention of chunks", 4097, "a step of more than 4,096 tokens")]
     assert [(entry.op, entry.least, entry.why) for entry in entries if entry.why] == many
 
 
@@ -110,39 +110,39 @@ def test_chunks_attend_in_even_shares_but_where_bits_must_not_depend_on_the_step
     assert plan.batch_attention
     assert not plan_kernels(config, H200, "bfloat16", exact=True).batch_attention
     even = [(1, 4096, "even_attention"), (4097, None, "chunk_attention")]
-    assert runs(kernel_table(Setting(config, H200, "bfloat16", plan, 32)), *op) == even
+    assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 32)), *op) == even
     otherwise = [(1, None, "chunk_attention")]
     assert runs(table(config, exact=True), *op) == otherwise
-    assert runs(kernel_table(Setting(config, H200, "bfloat16", plan, 24)), *op) == otherwise
+    assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 24)), *op) == otherwise
     assert runs(table(replace(config, head_dim=96)), *op) == otherwise
     assert not plan_kernels(config, H200, "bfloat16", "portable").even
     why = even_attention_misfit(config, H200, "bfloat16", 24)
-    assert why == "the page size is 24, not a multiple of 16"
+    assert why == "the page size is not a multiple of 16 (24)"
 
 
 def test_lone_warps_need_pages_of_whole_tiles_and_few_query_heads() -> None:
     config = NAMED_SHAPES["qwen3-4b"]
     plan = plan_kernels(config, H200, "bfloat16")
-    odd_pages = kernel_table(Setting(config, H200, "bfloat16", plan, page_size=24))
+    odd_pages = step_kernels(Setting(config, H200, "bfloat16", plan, page_size=24))
     assert runs(odd_pages, "decode", "attention") == [(1, None, "split_attention")]
     many = table(replace(config, q_heads=40))
     assert runs(many, "decode", "attention") == [(1, None, "split_attention")]
 
 
-def test_exact_engines_run_tall_linears_and_nothing_through_torch() -> None:
+def test_exact_engines_run_large_linears_and_nothing_through_torch() -> None:
     entries = table(NAMED_SHAPES["qwen3-4b"], exact=True)
-    tall = [(1, 8, "narrow"), (9, 64, "wide"), (65, None, "tall")]
+    large = [(1, 8, "narrow"), (9, 64, "mid"), (65, None, "large")]
     for step in ("decode", "chunks"):
-        assert {tuple(runs(entries, step, op)) for op in LINEARS} == {tuple(tall)}
+        assert {tuple(runs(entries, step, op)) for op in LINEARS} == {tuple(large)}
         assert runs(entries, step, "norms") == [(1, 64, "-"), (65, None, "norm")]
     portable = table(NAMED_SHAPES["qwen3-4b"], exact=True, backend="portable")
     assert runs(portable, "chunks", "down") == [(1, None, "tile")]
 
 
-def test_a_narrow_mlp_has_no_workspace_for_tall_linears() -> None:
+def test_a_narrow_mlp_has_no_workspace_for_large_linears() -> None:
     entries = table(replace(CONFIG, hidden=576, intermediate=192), exact=True)
-    assert runs(entries, "decode", "q, k, v")[1:] == [(9, 64, "wide"), (65, None, "wide")]
-    assert runs(entries, "decode", "o")[-1] == (65, None, "tall")
+    assert runs(entries, "decode", "q, k, v")[1:] == [(9, 64, "mid"), (65, None, "mid")]
+    assert runs(entries, "decode", "o")[-1] == (65, None, "large")
     (why,) = {entry.why for entry in entries if entry.why}
     assert why == "in groups of 64 tokens, for want of a workspace"
 
@@ -160,8 +160,8 @@ def test_an_a100_that_is_asked_for_hopper_attends_to_chunks_by_matrix_instructio
     entries = table(NAMED_SHAPES["qwen3-4b"], A100, backend="hopper")
     assert runs(entries, "chunks", "attention of chunks") == [(1, None, "chunk_attention")]
     others = [entry for entry in entries if entry.op in (*LINEARS, "attention", "sampling")]
-    reason = "the device does not run the Hopper kernels"
-    assert {entry.why for entry in others if entry.kernel.value != "cuBLAS"} == {reason}
+    reason = "the device's compute capability is not 9.0"
+    assert {entry.why for entry in others if entry.kernel != "cuBLAS"} == {reason}
 
 
 def test_hopper_kernels_run_on_10_where_the_environment_says_so() -> None:
@@ -174,21 +174,21 @@ def test_hopper_kernels_run_on_10_where_the_environment_says_so() -> None:
 def test_a_model_whose_linears_do_not_all_fit_is_fused_where_it_decodes_alone() -> None:
     """With portable kernels for those, which say why; in steps with chunks for all."""
     config = replace(CONFIG, q_heads=7, kv_heads=1, head_dim=96)
-    entries, why = table(config), "q_size is 672, not a multiple of 64"
+    entries, why = table(config), "the number of columns is no multiple of 64 (672)"
     plan = KernelPlan(True, Ways(64, 32), Ways(0, 32), even=True, batch_attention=True)
     assert plan_kernels(config, H200, "bfloat16") == plan
     assert runs(entries, "decode", "o") == [(1, 64, "tile"), (65, None, "cuBLAS")]
     assert runs(entries, "decode", "down")[0] == (1, 8, "narrow")
     assert runs(entries, "chunks", "down") == [(1, 32, "tile"), (33, None, "cuBLAS")]
-    uneven = "head_dim is 96, none of 64, 128"
-    assert {entry.why for entry in entries} == {None, why, uneven}
+    uneven = "head_dim is neither 64 nor 128 (96)"
+    assert {entry.why for entry in entries} == {None, why, f"o: {why}", uneven}
     assert {entry.op for entry in entries if entry.why and entry.step == "decode"} == {"o"}
 
 
 def test_heads_that_attention_does_not_take_are_named() -> None:
     entries = table(replace(CONFIG, head_dim=32))
-    found = {(entry.op, entry.kernel.value, entry.why) for entry in entries if entry.why}
-    why = "head_dim is 32, none of 64, 96, 128, 256"
+    found = {(entry.op, entry.kernel, entry.why) for entry in entries if entry.why}
+    why = "head_dim is none of 64, 96, 128 and 256 (32)"
     ops = ("attention", "attention of chunks", "attention of decode rows")
     assert found == {(op, "attention", why) for op in ops}
 
@@ -224,19 +224,24 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
 def test_what_a_batchs_linears_do_not_take() -> None:
     assert batch_misfit(CONFIG, H200, "bfloat16") is None
     assert batch_misfit(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
-    assert batch_misfit(CONFIG, H200, "float16") == "the weights are float16, not bfloat16"
+    assert batch_misfit(CONFIG, H200, "float16") == "q, k, v: the dtype is not bfloat16"
     odd = replace(CONFIG, q_heads=96, kv_heads=1, head_dim=2)
-    assert batch_misfit(odd, H200, "bfloat16") == "qkv_size is 196, not a multiple of 8"
+    assert (
+        batch_misfit(odd, H200, "bfloat16")
+        == "q, k, v: the number of outputs is no multiple of 8 (196)"
+    )
 
 
 def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why() -> None:
     config = replace(CONFIG, intermediate=100)
     plan = KernelPlan(True, Ways(0, 32, 128), Ways(0, 32, 128))
-    entries = kernel_table(Setting(config, H200, "bfloat16", plan))
-    assert runs(entries, "decode", "down") == [(1, 128, "tile"), (129, None, "cuBLAS")]
+    entries = step_kernels(Setting(config, H200, "bfloat16", plan))
+    own, batch, torch = (1, 32, "tile"), (33, 128, "tile"), (129, None, "cuBLAS")
+    assert runs(entries, "decode", "down") == [own, batch, torch]
     assert runs(entries, "decode", "o")[1] == (33, 128, "batch")
-    (why,) = {entry.why for entry in entries if entry.op == "down" and entry.least == 1}
-    assert why == "intermediate is 100, not a multiple of 64"
+    why = "the number of columns is no multiple of 64 (100)"
+    found = {entry.least: entry.why for entry in entries if entry.op == "down"}
+    assert found == {1: f"down: {why}", 33: why, 129: None}
 
 
 def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
@@ -251,10 +256,13 @@ def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
     ("changes", "misfit"),
     [
         ({}, None),
-        ({"hidden": 200}, "hidden is 200, not a multiple of 64 up to 16384"),
-        ({"hidden": 16448}, "hidden is 16448, not a multiple of 64 up to 16384"),
-        ({"intermediate": 100}, "intermediate is 100, not a multiple of 64"),
-        ({"q_heads": 7, "kv_heads": 1, "head_dim": 96}, "q_size is 672, not a multiple of 64"),
+        ({"hidden": 200}, "q, k, v: the number of columns is no multiple of 64 (200)"),
+        ({"hidden": 16448}, "q, k, v: there are more than 16384 columns to normalize (16448)"),
+        ({"intermediate": 100}, "down: the number of columns is no multiple of 64 (100)"),
+        (
+            {"q_heads": 7, "kv_heads": 1, "head_dim": 96},
+            "o: the number of columns is no multiple of 64 (672)",
+        ),
     ],
 )
 def test_models_whose_linears_fit(changes: dict[str, int], misfit: str | None) -> None:
@@ -266,10 +274,10 @@ def test_models_whose_linears_fit(changes: dict[str, int], misfit: str | None) -
 @pytest.mark.parametrize(
     ("changes", "misfit"),
     [
-        ({"head_dim": 32}, "head_dim is 32, none of 64, 96, 128, 256"),
+        ({"head_dim": 32}, "head_dim is none of 64, 96, 128 and 256 (32)"),
         (
             {"q_heads": 65, "kv_heads": 1},
-            "65 query heads share 1 KV heads, more than 64 each",
+            "a KV head has more than 64 query heads (65)",
         ),
     ],
 )
@@ -283,10 +291,10 @@ def test_links_between_fused_linears_take_whole_vectors_of_bfloat16() -> None:
     """On a GPU that runs the Hopper kernels, and on a CPU."""
     assert link_misfit(CONFIG, H200, "bfloat16") is None
     assert link_misfit(CONFIG, Target(), "bfloat16") is None
-    assert link_misfit(CONFIG, Target(), "float32") == "the weights are float32, not bfloat16"
-    assert link_misfit(CONFIG, A100, "bfloat16") == "the device does not run the Hopper kernels"
+    assert link_misfit(CONFIG, Target(), "float32") == "the dtype is not bfloat16"
+    assert link_misfit(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
     odd = replace(CONFIG, intermediate=324)
-    assert link_misfit(odd, H200, "bfloat16") == "intermediate is 324, not a multiple of 8"
+    assert link_misfit(odd, H200, "bfloat16") == "a width is no multiple of 8 (324)"
 
 
 def test_an_exact_engine_refuses_what_would_run_portable_kernels_here_and_there(
@@ -295,13 +303,13 @@ def test_an_exact_engine_refuses_what_would_run_portable_kernels_here_and_there(
     monkeypatch.setattr(photon_ext, "hopper_runs", lambda: True)
     check_exact(CONFIG, torch.bfloat16, CPU)
     told = (
-        "the Hopper kernels do not take all of the model on cpu: the weights are float32, "
-        'not bfloat16; pass backend="portable"'
+        "the Hopper kernels do not take all of the model on cpu: q, k, v: the dtype is not "
+        'bfloat16; pass backend="portable"'
     )
     with pytest.raises(ConfigError, match=told):
         check_exact(CONFIG, torch.float32, CPU)
     monkeypatch.setattr(photon_ext, "hopper_runs", lambda: False)
-    with pytest.raises(ConfigError, match="the device does not run the Hopper kernels"):
+    with pytest.raises(ConfigError, match="there is no GPU"):
         check_exact(CONFIG, torch.bfloat16, CPU)
 
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from photon_ext import num_threads, ops, reference, set_num_threads
+from photon_ext import _C, num_threads, ops, reference, set_num_threads
 from photon_ext._library import fallbacks
-from photon_ext.models.kernel_plan import MOST_NORM_COLUMNS
 from tests.ops.numeric import (
     DTYPES,
     assert_close,
@@ -259,7 +258,7 @@ def test_more_columns_than_a_norm_takes_where_a_residual_is_added(device: str, k
     for num_tokens in (1, 9, 17):
         assert_same_bits(added(num_tokens), together[:num_tokens])
     assert fallbacks() == noted  # where Hopper kernels run, none gave way to a portable one
-    assert k > MOST_NORM_COLUMNS
+    assert _C.plan_linear(_C.Gpu(9, 0), "norm_linear_into", "bfloat16", 1, 24, k)[0] == "tile"
 
 
 def check_near_and_the_same_in_batches(o: Operands, batches: tuple[int, ...]) -> None:

@@ -16,12 +16,6 @@
 
 namespace photon::cuda {
 
-inline bool can_use_vectors(const KvCache& c, int64_t head_dim, DType dtype) {
-  return head_dim % kPack == 0 && is_vector_aligned(c.k) && is_vector_aligned(c.v) &&
-         are_whole_vectors(dtype, c.k_page_stride, c.k_token_stride, c.k_head_stride,
-                           c.v_page_stride, c.v_token_stride, c.v_head_stride);
-}
-
 constexpr int kAttendThreads = 256;
 constexpr int kAttendWarps = kAttendThreads / kWarpSize;
 

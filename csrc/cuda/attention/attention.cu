@@ -1,4 +1,5 @@
 // paged_attention, and fused_attention_decode, which is rope_append_kv and it in one kernel.
+#include "common/attention_plan.h"
 #include "common/fallbacks.h"
 #include "common/kv.h"
 #include "cuda/attention/attend.cuh"
@@ -6,6 +7,7 @@
 #include "cuda/attention/even_attention.h"
 #include "cuda/attention/rotate.cuh"
 #include "cuda/attention/split_attention.h"
+#include "cuda/attention/warp_attention.h"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -152,8 +154,7 @@ int launch_lanes(const Params& p, bool vectors, void* stream) {
 
 template <typename Params>
 int launch_attention(const Params& p, void* stream) {
-  if (p.tokens == 0 || p.q_heads == 0) return 0;
-  const bool vectors = can_use_vectors(p.cache, p.head_dim, p.dtype);
+  const bool vectors = p.head_dim % kPack == 0 && has_cache_vectors(p.cache, p.dtype);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (p.head_dim <= 8 * kPack) return launch_lanes<T, 8>(p, vectors, stream);
@@ -165,17 +166,32 @@ int launch_attention(const Params& p, void* stream) {
 }  // namespace
 
 int paged_attention(const PagedAttentionParams& p, void* stream) {
-  if (p.hopper && p.workspace != nullptr && even_attention_misfit(p) == nullptr)
-    return even_attention(p, stream);
-  if (p.hopper && runs_hopper("paged_attention_into", chunk_attention_misfit(p)))
-    return chunk_attention(p, stream);
-  return launch_attention(p, stream);
+  if (p.tokens == 0 || p.q_heads == 0) return 0;
+  const KernelChoice<AttentionKernel> choice = plan_attention(p, current_gpu());
+  switch (choice.kernel) {
+    case AttentionKernel::kEven:
+      return even_attention(p, stream);
+    case AttentionKernel::kChunk:
+      return chunk_attention(p, stream);
+    default:
+      if (choice.why) fallbacks().note({"paged_attention_into", choice.why.reason});
+      return launch_attention(p, stream);
+  }
 }
 
 int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) {
-  if (p.hopper && runs_hopper("fused_attention_decode_into", split_attention_misfit(p)))
-    return split_attention(p, stream);
-  return launch_attention(p, stream);
+  if (p.tokens == 0 || p.q_heads == 0) return 0;
+  const KernelChoice<AttentionKernel> choice = plan_attention(p, current_gpu());
+  switch (choice.kernel) {
+    case AttentionKernel::kSplit:
+      return split_attention(p, stream);
+    case AttentionKernel::kWarp:
+    case AttentionKernel::kBatchWarp:
+      return warp_attention(p, stream);
+    default:
+      if (choice.why) fallbacks().note({"fused_attention_decode_into", choice.why.reason});
+      return launch_attention(p, stream);
+  }
 }
 
 }  // namespace photon::cuda

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "common/attention_plan.h"
 #include "common/segment.h"
 #include "cuda/attention/chunk_copies.cuh"
 #include "cuda/attention/chunk_merge.cuh"
@@ -380,59 +381,29 @@ int launch_chunks(const PagedAttentionParams& p, void* stream) {
                                         : launch_cut<Small>(p, stream);
 }
 
-// Calls `body` with the large and the small plan of a head_dim. Returns `otherwise` where that has
-// no plans.
-template <typename Result, typename Body>
-Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
-  switch (head_dim) {
-    case 64:
-      return body(TypeTag<ChunkPlan<64, 4, 2>>{}, TypeTag<ChunkPlan<64, 4, 1>>{});
-    case 96:
-      return body(TypeTag<ChunkPlan<96, 4, 2>>{}, TypeTag<ChunkPlan<96, 4, 1>>{});
-    case 128:
-      return body(TypeTag<ChunkPlan<128, 4, 2>>{}, TypeTag<ChunkPlan<128, 4, 1>>{});
-    case 256:
-      return body(TypeTag<ChunkPlan<256, 8, 1>>{}, TypeTag<ChunkPlan<256, 4, 1>>{});
-    default:
-      return otherwise;
-  }
+// Of a head_dim: the plan of large tiles, and of small ones.
+template <typename Large, typename Small>
+int launch_plans(const PagedAttentionParams& p, void* stream) {
+  static_assert(Small::kRows == kChunkSharers &&
+                sizeof(ChunkShared<Small>) == chunk_shared_bytes(Small::kHeadDim));
+  return launch_chunks<Large, Small>(p, stream);
 }
 
 }  // namespace
 
-const char* chunk_attention_misfit(const PagedAttentionParams& p) {
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8)
-    return "the device's compute capability is below 8.0";
-  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
-  const KvCache& c = p.cache;
-  const bool aligned =
-      is_vector_aligned(p.out) && is_vector_aligned(p.q) && is_vector_aligned(c.k) &&
-      is_vector_aligned(c.v) &&
-      are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.out_stride, p.out_head_stride,
-                        c.k_page_stride, c.k_token_stride, c.k_head_stride, c.v_page_stride,
-                        c.v_token_stride, c.v_head_stride);
-  if (!aligned) return "a pointer or a stride is no multiple of 16 bytes";
-  const bool is_small =
-      p.tokens <= INT_MAX / 2 &&
-      c.pages_per_row * c.page_size <= INT_MAX / 2;  // the kernel counts both by int
-  if (!is_small) return "sizes are beyond what 32 bits index";
-  if (!(p.scale > 0.0f)) return "scale is not above 0";
-  if (c.num_pages == 0) return "the cache has no pages";
-  const char* const no_plan = "head_dim is none of 64, 96, 128 and 256";
-  return with_plans(p.head_dim, no_plan, [&](auto, auto small) -> const char* {
-    using Small = typename decltype(small)::type;
-    if (p.q_heads > Small::kRows * p.kv_heads) return "a KV head has more than 64 query heads";
-    return has_room<Small>() ? nullptr : "the device has too little shared memory";
-  });
-}
-
 int chunk_attention(const PagedAttentionParams& p, void* stream) {
-  if (p.tokens == 0 || p.q_heads == 0) return 0;
-  return with_plans(
-      p.head_dim, static_cast<int>(cudaErrorInvalidValue), [&](auto large, auto small) {
-        return launch_chunks<typename decltype(large)::type, typename decltype(small)::type>(
-            p, stream);
-      });
+  switch (p.head_dim) {
+    case 64:
+      return launch_plans<ChunkPlan<64, 4, 2>, ChunkPlan<64, 4, 1>>(p, stream);
+    case 96:
+      return launch_plans<ChunkPlan<96, 4, 2>, ChunkPlan<96, 4, 1>>(p, stream);
+    case 128:
+      return launch_plans<ChunkPlan<128, 4, 2>, ChunkPlan<128, 4, 1>>(p, stream);
+    case 256:
+      return launch_plans<ChunkPlan<256, 8, 1>, ChunkPlan<256, 4, 1>>(p, stream);
+    default:
+      return cudaErrorInvalidValue;  // plan_attention() chooses others
+  }
 }
 
 }  // namespace photon::cuda

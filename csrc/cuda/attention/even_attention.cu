@@ -10,7 +10,7 @@
 
 #include <algorithm>
 
-#include "cuda/attention/chunk_attention.h"
+#include "common/attention_plan.h"
 #include "cuda/attention/even_merge.cuh"
 
 namespace photon::cuda {
@@ -87,24 +87,12 @@ int launch_even(const PagedAttentionParams& p, void* stream) {
   return launch(even_attention_kernel<Plan>, shape, stream, p, tensors);
 }
 
+static_assert(kEvenTokens == kMostItems && kEvenTileKeys == kUnitKeys &&
+              kEvenPartTiles == kPartCost && kCopyTokens == kRunTokens);
+
 }  // namespace
 
-const char* even_attention_misfit(const PagedAttentionParams& p) {
-  if (const char* const misfit = chunk_attention_misfit(p)) return misfit;
-  if (const char* const misfit = hopper_device_misfit()) return misfit;
-  if (!is_vector_aligned(p.workspace)) return "the workspace is not aligned to 16 bytes";
-  if (p.head_dim != 64 && p.head_dim != 128) return "head_dim is neither 64 nor 128";
-  if (p.cache.page_size % kRunTokens != 0) return "the page size is not a multiple of 16";
-  if (!TileTensors::fit(p.cache, p.kv_heads))
-    return "a tensor copy does not take the cache's strides";
-  if (p.tokens > kMostItems) return "it has more than 4,096 tokens";
-  const int64_t units = ceil_div(row_capacity(p.cache), kUnitKeys) + kPartCost;
-  if (p.tokens * units * p.kv_heads > INT_MAX) return "sizes are beyond what 32 bits index";
-  return nullptr;
-}
-
 int even_attention(const PagedAttentionParams& p, void* stream) {
-  if (p.tokens == 0 || p.q_heads == 0) return 0;
   return p.head_dim == 64 ? launch_even<EvenPlan<64>>(p, stream)
                           : launch_even<EvenPlan<128>>(p, stream);
 }

@@ -21,12 +21,12 @@
 // before it waits, what a kernel that may still run writes.
 #include "cuda/attention/split_attention.cuh"
 
+#include "common/attention_plan.h"
 #include "cuda/attention/attend.cuh"
 #include "cuda/attention/new_vectors.cuh"
 #include "cuda/attention/split_attention.h"
 #include "cuda/attention/split_launch.cuh"
 #include "cuda/attention/split_reduction.cuh"
-#include "cuda/attention/warp_attention.h"
 #include "cuda/residency.cuh"
 #include "cuda/stamps.cuh"
 
@@ -387,42 +387,11 @@ int launch_halves(const FusedAttentionDecodeParams& p, void* stream) {
                                                : launch_split<kHeadDim, 1>(p, stream);
 }
 
-// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row,
-// strides, split-KV groups and work items of all tokens.
-bool fits_indices(const FusedAttentionDecodeParams& p) {
-  const int64_t strides[] = {p.q_stride, p.q_head_stride, p.k_stride,   p.k_head_stride,
-                             p.v_stride, p.v_head_stride, p.out_stride, p.out_head_stride};
-  for (const int64_t stride : strides) {
-    if (stride > INT32_MAX) return false;
-  }
-  const int64_t items = ceil_div(SplitCache::capacity_of(p.cache), kWarpGroupTokens);
-  return SplitCache::fits(p.cache, p.kv_heads) && p.tokens * p.q_heads < INT32_MAX / kMaxSplits &&
-         p.tokens * p.q_heads * items < INT32_MAX / 2;
-}
+static_assert(kSplitItemTokens == kWarpGroupTokens && kPackElements == kPack);
 
 }  // namespace
 
-const char* split_attention_misfit(const FusedAttentionDecodeParams& p) {
-  if (const char* device = hopper_device_misfit()) return device;
-  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
-  const bool fits_tiles =
-      p.head_dim == 64 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
-  if (!fits_tiles) return "head_dim is none of 64, 96, 128 and 256";
-  if (p.workspace == nullptr) return "there is no workspace";
-  // Telling a chunk's tokens inside the kernel cost a step 2 to 4 %: give the decode tokens alone.
-  if (p.counts != nullptr) return "counts are given";
-  const bool is_aligned =
-      is_vector_aligned(p.workspace) && is_vector_aligned(p.rope.cos) &&
-      is_vector_aligned(p.rope.sin) && is_vector_aligned(p.rope.q_norm) &&
-      is_vector_aligned(p.rope.k_norm) && can_use_vectors(p.cache, p.head_dim, p.dtype) &&
-      is_vector_aligned(p.out) && are_whole_vectors(p.dtype, p.out_stride, p.out_head_stride);
-  if (!is_aligned) return "a pointer or a stride is no multiple of 16 bytes";
-  return fits_indices(p) ? nullptr : "sizes or strides are beyond what 32 bits index";
-}
-
 int split_attention(const FusedAttentionDecodeParams& p, void* stream) {
-  if (p.tokens == 0 || p.q_heads == 0) return 0;
-  if (warp_attention_fits(p)) return warp_attention(p, stream);
   switch (p.head_dim) {
     case 64:
       return launch_halves<64>(p, stream);

@@ -26,19 +26,6 @@ struct SplitCache {
   Divisor page_size;
   uint32_t k_page, k_token, k_head, v_page, v_token, v_head;
 
-  static int64_t capacity_of(const KvCache& c) {
-    return c.page_table != nullptr ? c.pages_per_row * c.page_size : c.page_size;
-  }
-
-  static bool fits(const KvCache& c, int64_t kv_heads) {
-    const int64_t k_end =
-        c.num_pages * c.k_page_stride + c.page_size * c.k_token_stride + kv_heads * c.k_head_stride;
-    const int64_t v_end =
-        c.num_pages * c.v_page_stride + c.page_size * c.v_token_stride + kv_heads * c.v_head_stride;
-    return k_end / kPack < kAbsent && v_end / kPack < kAbsent && capacity_of(c) < INT32_MAX / 2 &&
-           c.page_size < INT32_MAX / 2;
-  }
-
   explicit SplitCache(const KvCache& c)
       : k(static_cast<Bf16*>(c.k)),
         v(static_cast<Bf16*>(c.v)),
@@ -46,7 +33,7 @@ struct SplitCache {
         rows(clamped(c.page_table != nullptr ? c.rows : c.num_pages)),
         num_pages(clamped(c.num_pages)),
         pages_per_row(clamped(c.pages_per_row)),
-        capacity(clamped(capacity_of(c))),
+        capacity(clamped(row_capacity(c))),
         page_size(std::max<int64_t>(c.page_size, 1)),
         k_page(vectors(c.k_page_stride)),
         k_token(vectors(c.k_token_stride)),

@@ -12,14 +12,6 @@ struct TileTensor {
   int page_rows, head_rows, head_slices;
   int rows;  // of all pages
 
-  // Whether strides (in elements) are whole rows, or whole slices within a row, and a page has all
-  // of its heads.
-  static bool fits(int64_t page, int64_t token, int64_t head, int64_t kv_heads, int64_t pages) {
-    const bool is_row = token > 0 && token % kSliceColumns == 0 && page % token == 0 &&
-                        head * (kv_heads - 1) < page && page / token * pages < INT32_MAX / 2;
-    return is_row && (head % token == 0 || (head % kSliceColumns == 0 && head * kv_heads <= token));
-  }
-
   TileTensor(int64_t page, int64_t token, int64_t head, int64_t pages)
       : page_rows(static_cast<int>(page / token)),
         head_rows(static_cast<int>(head / token)),
@@ -39,13 +31,6 @@ struct TileTensor {
 struct TileTensors {
   HalfTileMap k_map = {}, v_map = {};
   TileTensor k, v;
-
-  static bool fit(const KvCache& c, int64_t kv_heads) {
-    return TileTensor::fits(c.k_page_stride, c.k_token_stride, c.k_head_stride, kv_heads,
-                            c.num_pages) &&
-           TileTensor::fits(c.v_page_stride, c.v_token_stride, c.v_head_stride, kv_heads,
-                            c.num_pages);
-  }
 
   explicit TileTensors(const KvCache& c)
       : k(c.k_page_stride, c.k_token_stride, c.k_head_stride, c.num_pages),

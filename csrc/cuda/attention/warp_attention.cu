@@ -7,6 +7,7 @@
 // whose order of summation is one of its own (batch_sums.cuh).
 #include "cuda/attention/warp_attention.h"
 
+#include "common/attention_plan.h"
 #include "cuda/attention/batch_sums.cuh"
 #include "cuda/attention/lone_warp.cuh"
 #include "cuda/attention/split_launch.cuh"
@@ -16,12 +17,6 @@
 namespace photon::cuda {
 namespace {
 
-// From so many on there are work items enough. With fewer tokens a warp's own latency shows: 64 of
-// 220 positions took 27.1 us, and 24.7 by four warps a CTA (benchmarks/FINDINGS.md).
-constexpr int kManyTokens = 97;
-// In an order of their own they win earlier: 64 of 220 positions took 27.0 us, and 28.8 by four
-// warps a CTA; 40 of them 19.6 and 24.6 (H100).
-constexpr int kBatchTokens = 33;
 // Two for each scheduler. With three there are 168 registers, and 104 bytes of a thread in local
 // memory, for which L1 has no room beside this much shared memory: 93 us for 69.
 constexpr int kSmWarps = 8;
@@ -68,6 +63,8 @@ __global__ void __launch_bounds__(kWarpSize, kSmWarps)
   attend_by_warps<BatchSums<kHeadDim>>(rope, scale, grid, partials, tensors);
 }
 
+static_assert(WarpShared<kWarpHeadDim>::kQueries == kWarpSharers && kTileTokens == kCopyTokens);
+
 template <int kHeadDim>
 int launch_warps(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(kSmWarps * (sizeof(WarpShared<kHeadDim>) + kReservedBytes) <= kSmBytes);
@@ -90,24 +87,10 @@ int launch_warps(const FusedAttentionDecodeParams& p, void* stream) {
                 partials_in(p), tensors);
 }
 
-// Whether queries and the new keys and values are whole 16-byte vectors.
-bool has_vectors(const FusedAttentionDecodeParams& p) {
-  return is_vector_aligned(p.q) && is_vector_aligned(p.k) && is_vector_aligned(p.v) &&
-         are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.k_stride, p.k_head_stride,
-                           p.v_stride, p.v_head_stride);
-}
-
 }  // namespace
 
-bool warp_attention_fits(const FusedAttentionDecodeParams& p) {
-  return p.tokens >= (p.batch ? kBatchTokens : kManyTokens) && p.head_dim == 128 &&
-         p.q_heads <= WarpShared<128>::kQueries * p.kv_heads &&
-         (p.cache.page_table == nullptr || p.cache.page_size % kTileTokens == 0) &&
-         TileTensors::fit(p.cache, p.kv_heads) && (!p.batch || has_vectors(p));
-}
-
 int warp_attention(const FusedAttentionDecodeParams& p, void* stream) {
-  return launch_warps<128>(p, stream);
+  return launch_warps<kWarpHeadDim>(p, stream);
 }
 
 }  // namespace photon::cuda

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <iterator>
 
-#include "common/hopper_columns.h"
 #include "cuda/linear/batch_linear.cuh"
 #include "cuda/linear/sum_norm.cuh"
 
@@ -34,14 +33,16 @@ __global__ void __maxnreg__(kSumRegisters) sum_norm_kernel(const SumNormParams p
 // so that the next kernel's CTAs spread evenly, too (residency.cuh).
 int64_t at_least_all_sms(int64_t ctas) { return std::max<int64_t>(ctas, kBatchSms); }
 
-// Of pairs of rows, row i and row i + n, boxes of one slice of `pairs` of them, the two of each
+// Of pairs of rows, row i and row i + n / 2, boxes of one slice of `pairs` of them, the two of each
 // side by side.
-int make_pair_map(HalfTileMap& map, const void* matrix, int64_t n, int64_t k, int pairs) {
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(k), 2, static_cast<cuuint64_t>(n)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(n * k) * 2,
-                                static_cast<cuuint64_t>(k) * 2};  // bytes; of gate to up, of rows
+int make_pair_map(HalfTileMap& map, const Weight& w, int pairs) {
+  const int64_t half = w.n / 2;
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(w.k), 2, static_cast<cuuint64_t>(half)};
+  const cuuint64_t strides[] = {
+      static_cast<cuuint64_t>(half * w.stride) * 2,
+      static_cast<cuuint64_t>(w.stride) * 2};  // bytes; of gate to up, of rows
   const cuuint32_t box[] = {kSliceColumns, 2, static_cast<cuuint32_t>(pairs)};
-  return make_tensor_map(map, matrix, sizes, strides, box);
+  return make_tensor_map(map, w.data, sizes, strides, box);
 }
 
 template <int kBlocks, int kRows, Finish kFinish>
@@ -72,30 +73,24 @@ int launch_rows(const Params& p, const Plan& plan, bool pdl, void* stream) {
   }
 }
 
-// What a launch multiplies: x [tokens, k] by the weight's rows, of which SwiGLU has 2n.
-struct Operands {
-  const void *x, *weight;
-  int64_t k, x_stride, weight_stride;
-};
-
 template <Finish kFinish>
-int launch_plan(Params p, const Plan& plan, const Operands& of, bool pdl, void* stream) {
+int launch_plan(Params p, const Plan& plan, const LinearParams& op, void* stream) {
   constexpr bool kPairs = kFinish == Finish::kSwiglu;
+  const Weight& w = op.weight;
   const int outputs = kPairs ? plan.rows / 2 : plan.rows;
-  p.steps = static_cast<int>(of.k / kSliceColumns);
+  p.steps = static_cast<int>(w.k / kSliceColumns);
   p.splits = plan.splits;
   p.x_stages = plan.x_stages;
   p.weight_stages = plan.weight_stages;
   p.token_tiles = static_cast<int>(ceil_div(p.tokens, plan.blocks * kBatchBlockTokens));
   p.row_tiles = static_cast<int>(ceil_div(p.n, outputs));
-  if (const int error = make_half_tile_map(p.x, 1, of.x, p.tokens, of.k, of.x_stride,
+  if (const int error = make_half_tile_map(p.x, 1, op.x, p.tokens, w.k, op.x_stride,
                                            plan.blocks * kBatchBlockTokens))
     return error;
-  const int error =
-      kPairs ? make_pair_map(p.weight, of.weight, p.n, of.k, outputs)
-             : make_half_tile_map(p.weight, 1, of.weight, p.n, of.k, of.weight_stride, plan.rows);
+  const int error = kPairs ? make_pair_map(p.weight, w, outputs)
+                           : make_half_tile_map(p.weight, 1, w.data, p.n, w.k, w.stride, plan.rows);
   if (error != 0) return error;
-  return launch_rows<kFinish>(p, plan, pdl, stream);
+  return launch_rows<kFinish>(p, plan, op.pdl, stream);
 }
 
 template <Finish kFinish>
@@ -114,104 +109,53 @@ int launch_sum_norm(const SumNormParams& p, bool pdl, void* stream) {
                 shape, stream, p);
 }
 
-template <typename OpParams>
-Params params_of(const OpParams& op, int64_t n) {
+Params params_of(const LinearParams& op) {
   Params p{};
   p.counts = op.counts;
   p.tokens = static_cast<int>(op.tokens);
-  p.n = static_cast<int>(n);
+  p.n = static_cast<int>(op.outputs());
   return p;
 }
 
-constexpr int64_t kMostSize = INT32_MAX / 2 - 256;  // of tokens and outputs
-
-const char* misfit(DType dtype, int64_t tokens, int64_t n, int64_t k) {
-  if (const char* device = hopper_device_misfit()) return device;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) != 9)
-    return "the device's compute capability is not 9.0";
-  if (dtype != DType::kBF16) return "the dtype is not bfloat16";
-  if (const char* columns = hopper_columns_misfit(k, /*normalizes=*/false)) return columns;
-  if (n % kPack != 0) return "the number of outputs is no multiple of 8";
-  return tokens <= kMostSize && n <= kMostSize ? nullptr : "sizes are beyond what 32 bits index";
-}
-
-// The pointers and row strides of what is read and written in vectors.
-template <typename... Pointers>
-bool are_aligned(Pointers... pointers) {
-  return (is_vector_aligned(pointers) && ...);
-}
-template <typename... Strides>
-bool are_strides(Strides... strides) {
-  return are_whole_vectors(DType::kBF16, strides...) && ((strides > 0) && ...);
-}
-
-constexpr const char* kMisaligned = "a pointer or a row stride is no multiple of 16 bytes";
-
-}  // namespace
-}  // namespace batch
-
-const char* batch_misfit(const LinearParams& p) {
-  if (const char* why = batch::misfit(p.dtype, p.tokens, p.n, p.k)) return why;
-  return batch::are_aligned(p.out, p.x, p.weight) &&
-                 batch::are_strides(p.out_stride, p.x_stride, p.weight_stride)
-             ? nullptr
-             : batch::kMisaligned;
-}
-
-const char* batch_misfit(const SwigluParams& p) {
-  if (const char* why = batch::misfit(p.dtype, p.tokens, p.intermediate, p.hidden)) return why;
-  return batch::are_aligned(p.out, p.x, p.weight) && batch::are_strides(p.out_stride, p.x_stride)
-             ? nullptr
-             : batch::kMisaligned;
-}
-
-const char* batch_misfit(const LinearNormParams& p) {
-  if (const char* why = batch::misfit(p.dtype, p.tokens, p.n, p.k)) return why;
-  if (p.n > kMaxNormColumns) return "there are more than 16384 columns to normalize";
-  if (p.workspace == nullptr) return "no workspace was given";
-  return batch::are_aligned(p.out, p.residual, p.x, p.weight, p.norm_weight, p.workspace) &&
-                 batch::are_strides(p.out_stride, p.residual_stride, p.x_stride, p.weight_stride)
-             ? nullptr
-             : batch::kMisaligned;
-}
-
-int batch_linear(const LinearParams& op, void* stream) {
-  batch::Params p = batch::params_of(op, op.n);
+// Outputs, or SwiGLU of them.
+template <Finish kFinish>
+int launch_outputs(const LinearParams& op, void* stream) {
+  Params p = params_of(op);
   p.out = static_cast<Bf16*>(op.out);
   p.out_stride = op.out_stride;
   p.bias = static_cast<const Bf16*>(op.bias);
-  constexpr batch::Finish kFinish = batch::Finish::kOutput;
-  return batch::launch_plan<kFinish>(p, batch::plan_of<kFinish>(p, op.k),
-                                     {op.x, op.weight, op.k, op.x_stride, op.weight_stride}, op.pdl,
-                                     stream);
+  return launch_plan<kFinish>(p, plan_of<kFinish>(p, op.weight.k), op, stream);
 }
 
-int batch_swiglu(const SwigluParams& op, void* stream) {
-  batch::Params p = batch::params_of(op, op.intermediate);
-  p.out = static_cast<Bf16*>(op.out);
-  p.out_stride = op.out_stride;
-  p.bias = static_cast<const Bf16*>(op.bias);
-  constexpr batch::Finish kFinish = batch::Finish::kSwiglu;
-  return batch::launch_plan<kFinish>(p, batch::plan_of<kFinish>(p, op.hidden),
-                                     {op.x, op.weight, op.hidden, op.x_stride, op.hidden}, op.pdl,
-                                     stream);
-}
-
-int batch_linear_norm(const LinearNormParams& op, void* stream) {
-  batch::Params p = batch::params_of(op, op.n);
+// Sums of the parts of the columns, and what adds them up and normalizes.
+int launch_add_norm(const LinearParams& op, void* stream) {
+  Params p = params_of(op);
   p.partial = op.workspace;
-  constexpr batch::Finish kFinish = batch::Finish::kPartial;
-  const batch::Plan plan = batch::plan_of<kFinish>(p, op.k);
-  if (const int error = batch::launch_plan<kFinish>(
-          p, plan, {op.x, op.weight, op.k, op.x_stride, op.weight_stride}, op.pdl, stream))
-    return error;
+  const Plan plan = plan_of<Finish::kPartial>(p, op.weight.k);
+  if (const int error = launch_plan<Finish::kPartial>(p, plan, op, stream)) return error;
   // Behind that it may always start early: when that runs, all before it has ended, or it was
   // allowed to start early itself.
-  return batch::launch_sum_norm(
+  return launch_sum_norm(
       {static_cast<Bf16*>(op.out), static_cast<Bf16*>(op.residual), op.workspace,
        static_cast<const Bf16*>(op.bias), static_cast<const Bf16*>(op.norm_weight), op.counts,
        op.out_stride, op.residual_stride, p.tokens, p.n, plan.splits, op.eps},
       true, stream);
+}
+
+}  // namespace
+}  // namespace batch
+
+int run_batch_linear(const LinearParams& p, void* stream) {
+  switch (p.epilogue) {
+    case Epilogue::kStore:
+      return batch::launch_outputs<batch::Finish::kOutput>(p, stream);
+    case Epilogue::kSwiglu:
+      return batch::launch_outputs<batch::Finish::kSwiglu>(p, stream);
+    case Epilogue::kAddNorm:
+      return batch::launch_add_norm(p, stream);
+    default:
+      return cudaErrorInvalidValue;  // plan_linear() chooses others
+  }
 }
 
 }  // namespace photon::cuda

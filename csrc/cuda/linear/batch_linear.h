@@ -1,16 +1,10 @@
-// The Hopper kernels of the linears of a batch of tokens. `batch_misfit(p)`: why they do not take
-// these params, here and now; null: they do.
+// The Hopper kernels of the linears of a batch of tokens.
 #pragma once
-#include "common/params.h"
+#include "common/linear.h"
 
 namespace photon::cuda {
 
-const char* batch_misfit(const LinearParams& p);
-const char* batch_misfit(const SwigluParams& p);
-const char* batch_misfit(const LinearNormParams& p);
-
-int batch_linear(const LinearParams& p, void* stream);
-int batch_swiglu(const SwigluParams& p, void* stream);
-int batch_linear_norm(const LinearNormParams& p, void* stream);
+// For which plan_linear() chose kBatch.
+int run_batch_linear(const LinearParams& p, void* stream);
 
 }  // namespace photon::cuda

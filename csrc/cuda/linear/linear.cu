@@ -1,18 +1,29 @@
-// linear: out = x W^T + bias.
+// Every linear: which kernel runs (common/linear_plan.h), and its launch.
 #include "common/fallbacks.h"
+#include "common/linear_plan.h"
 #include "cuda/kernels.h"
+#include "cuda/launch.cuh"
 #include "cuda/linear/batch_linear.h"
-#include "cuda/linear/linear_tile.cuh"
+#include "cuda/linear/linear_tile.h"
+#include "cuda/linear/stream_linear.h"
 
 namespace photon::cuda {
 
+bool has_hopper() { return hopper_runs(); }
+
 int linear(const LinearParams& p, void* stream) {
-  if (p.tokens == 0 || p.n == 0) return 0;
-  if (p.hopper && runs_hopper("linear_into", batch_misfit(p))) return batch_linear(p, stream);
-  return multiply<Finish::kStore, false>(
-      {p.out, p.x, nullptr, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.out_stride,
-       p.x_stride, p.weight_stride, 0.0f, p.dtype},
-      stream);
+  if (p.tokens == 0 || p.outputs() == 0) return 0;
+  const KernelChoice<LinearKernel> choice = plan_linear(p, current_gpu());
+  switch (choice.kernel) {
+    case LinearKernel::kTile:
+      if (choice.why) fallbacks().note({linear_op(p), choice.why.reason});
+      return p.prologue == Prologue::kNone ? run_tile_linear(p, stream)
+                                           : run_tile_norm_linear(p, stream);
+    case LinearKernel::kBatch:
+      return run_batch_linear(p, stream);
+    default:
+      return run_stream_linear(p, choice.kernel, stream);
+  }
 }
 
 }  // namespace photon::cuda

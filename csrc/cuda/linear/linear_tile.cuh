@@ -3,6 +3,7 @@
 // products on the spot. A product has the same bits whichever of these ops computes it. Memory
 // bound there; right, but not fast, for long chunks.
 #pragma once
+#include "common/linear.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/linear/dot.cuh"
@@ -19,19 +20,12 @@ constexpr int64_t kManyRows =
 constexpr int64_t kNormedBytes =
     32 * 1024;  // of normalized tokens in shared memory at once; longer tokens come in pieces
 
-// What becomes of the products.
-enum class Finish {
-  kStore,   // out = x W^T + bias
-  kAdd,     // out += round(x W^T + bias)
-  kSwiglu,  // out = silu(x G^T + bias) * (x U^T + bias), where the weight is G, then U
-};
-
 // Weight rows, n apart, that make one output.
-template <Finish kFinish>
-constexpr int kFactors = kFinish == Finish::kSwiglu ? 2 : 1;
+template <Epilogue kEpilogue>
+constexpr int kFactors = kEpilogue == Epilogue::kSwiglu ? 2 : 1;
 
 struct TileParams {
-  void* out;                // [tokens, n]
+  void* out;                // [tokens, n]; kAdd: the residual
   const void* x;            // [tokens, k]
   const void* norm_weight;  // [k]; unread by kernels that do not normalize
   const void* weight;       // [kFactors * n, k]
@@ -119,29 +113,29 @@ __device__ inline void add_normed_dots(const TileParams& p, const T* x, int acti
 }
 
 // Writes output `n` of a token from the sums of its weight rows.
-template <Finish kFinish, typename T>
+template <Epilogue kEpilogue, typename T>
 __device__ inline void finish(const TileParams& p, int64_t token, int64_t n, const float* sums) {
-  float products[kFactors<kFinish>];
+  float products[kFactors<kEpilogue>];
 #pragma unroll
-  for (int f = 0; f < kFactors<kFinish>; ++f) {
+  for (int f = 0; f < kFactors<kEpilogue>; ++f) {
     products[f] =
         sums[f] + (p.bias != nullptr ? to_float(static_cast<const T*>(p.bias)[f * p.n + n]) : 0.0f);
   }
   T* out = static_cast<T*>(p.out) + token * p.out_stride + n;
-  if constexpr (kFinish == Finish::kStore) *out = from_float<T>(products[0]);
-  if constexpr (kFinish == Finish::kAdd)
+  if constexpr (kEpilogue == Epilogue::kStore) *out = from_float<T>(products[0]);
+  if constexpr (kEpilogue == Epilogue::kAdd)
     *out = from_float<T>(to_float(*out) + rounded<T>(products[0]));
-  if constexpr (kFinish == Finish::kSwiglu)
+  if constexpr (kEpilogue == Epilogue::kSwiglu)
     *out = silu_times<T>(rounded<T>(products[0]), rounded<T>(products[1]));
 }
 
 // CTAs that share weight rows are neighbours, so that the rows come out of L2 after the first of
 // them. A tile that reaches past the last token or row repeats its first one, and drops those
 // results.
-template <Finish kFinish, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
+template <Epilogue kEpilogue, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
 __global__ void __launch_bounds__(kTileThreads)
     tile_kernel(const TileParams p, int64_t token_tiles) {
-  constexpr int kRows = kOutputs * kFactors<kFinish>;
+  constexpr int kRows = kOutputs * kFactors<kEpilogue>;
   const int64_t tokens = active_tokens(p.counts, p.tokens);
   const int64_t first_token = blockIdx.x % token_tiles * kTokens;
   const int64_t first =
@@ -154,9 +148,9 @@ __global__ void __launch_bounds__(kTileThreads)
   const T* w[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    const int64_t n = first + r / kFactors<kFinish>;
+    const int64_t n = first + r / kFactors<kEpilogue>;
     w[r] = static_cast<const T*>(p.weight) +
-           ((n < p.n ? n : first) + r % kFactors<kFinish> * p.n) * p.weight_stride;
+           ((n < p.n ? n : first) + r % kFactors<kEpilogue> * p.n) * p.weight_stride;
   }
   float sums[kTokens][kRows];
   clear_sums(sums);
@@ -177,12 +171,12 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
     for (int o = 0; o < kOutputs; ++o) {
       if (lane != t * kOutputs + o || t >= active || first + o >= p.n) continue;
-      finish<kFinish, T>(p, first_token + t, first + o, sums[t] + o * kFactors<kFinish>);
+      finish<kEpilogue, T>(p, first_token + t, first + o, sums[t] + o * kFactors<kEpilogue>);
     }
   }
 }
 
-template <Finish kFinish, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
+template <Epilogue kEpilogue, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
 int launch_tiles(const TileParams& p, void* stream) {
   static_assert(kTokens * kOutputs <= kWarpSize, "one lane writes one output");
   const int64_t token_tiles = ceil_div(p.tokens, kTokens);
@@ -190,31 +184,47 @@ int launch_tiles(const TileParams& p, void* stream) {
   const size_t shared =
       kNorm ? sizeof(NormShared<kTokens>) + kTokens * piece_packs<T, kTokens>(p.k) * sizeof(Pack<T>)
             : 0;
-  return launch(tile_kernel<kFinish, kNorm, T, kTokens, kOutputs, kVector>,
+  return launch(tile_kernel<kEpilogue, kNorm, T, kTokens, kOutputs, kVector>,
                 LaunchShape{blocks, kTileThreads, shared}, stream, p, token_tiles);
 }
 
-template <Finish kFinish, bool kNorm, typename T, int kOutputs>
+template <Epilogue kEpilogue, bool kNorm, typename T, int kOutputs>
 int launch_tokens(const TileParams& p, void* stream) {
-  if (p.tokens == 1) return launch_tiles<kFinish, kNorm, T, 1, kOutputs, true>(p, stream);
-  if (p.tokens == 2) return launch_tiles<kFinish, kNorm, T, 2, kOutputs, true>(p, stream);
-  if (p.tokens <= 4) return launch_tiles<kFinish, kNorm, T, 4, kOutputs, true>(p, stream);
-  return launch_tiles<kFinish, kNorm, T, 8, kOutputs, true>(p, stream);
+  if (p.tokens == 1) return launch_tiles<kEpilogue, kNorm, T, 1, kOutputs, true>(p, stream);
+  if (p.tokens == 2) return launch_tiles<kEpilogue, kNorm, T, 2, kOutputs, true>(p, stream);
+  if (p.tokens <= 4) return launch_tiles<kEpilogue, kNorm, T, 4, kOutputs, true>(p, stream);
+  return launch_tiles<kEpilogue, kNorm, T, 8, kOutputs, true>(p, stream);
 }
 
-// Enqueues the kernel; tokens and n are not 0.
-template <Finish kFinish, bool kNorm>
-int multiply(const TileParams& p, void* stream) {
+// Enqueues the kernel; tokens and outputs are not 0.
+template <Epilogue kEpilogue, bool kNorm>
+int launch_tile(const LinearParams& op, void* stream) {
+  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
+  const Weight& w = op.weight;
+  const TileParams p = {kAdds ? op.residual : op.out,
+                        op.x,
+                        op.norm_weight,
+                        w.data,
+                        op.bias,
+                        op.counts,
+                        op.tokens,
+                        op.outputs(),
+                        w.k,
+                        kAdds ? op.residual_stride : op.out_stride,
+                        op.x_stride,
+                        w.stride,
+                        op.eps,
+                        op.dtype};
   const bool vectors = p.k % kPack == 0 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
                        are_whole_vectors(p.dtype, p.x_stride, p.weight_stride) &&
                        (!kNorm || is_vector_aligned(p.norm_weight));
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (!vectors) return launch_tiles<kFinish, kNorm, T, 4, 1, false>(p, stream);
-    if constexpr (kFactors<kFinish> == 1) {
-      if (p.n >= kManyRows) return launch_tokens<kFinish, kNorm, T, 4>(p, stream);
+    if (!vectors) return launch_tiles<kEpilogue, kNorm, T, 4, 1, false>(p, stream);
+    if constexpr (kFactors<kEpilogue> == 1) {
+      if (p.n >= kManyRows) return launch_tokens<kEpilogue, kNorm, T, 4>(p, stream);
     }
-    return launch_tokens<kFinish, kNorm, T, 1>(p, stream);
+    return launch_tokens<kEpilogue, kNorm, T, 1>(p, stream);
   });
 }
 

@@ -1,5 +1,4 @@
-// The feed-forward part: silu_mul alone, and fused_mlp (gate, up and silu_mul in one pass over the
-// weights, then down).
+// silu_mul.
 #include "cuda/divisor.cuh"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
@@ -60,20 +59,6 @@ int silu_mul(const SiluMulParams& p, void* stream) {
     return launch(vectors ? silu_mul_kernel<T, true> : silu_mul_kernel<T, false>, shape, stream, p,
                   Divisor(parts));
   });
-}
-
-int fused_mlp(const FusedMlpParams& p, void* stream) {
-  if (p.tokens == 0 || p.hidden == 0) return 0;
-  if (p.intermediate > 0) {
-    const int error =
-        swiglu({p.act, p.x, p.gate_up_weight, nullptr, p.counts, p.tokens, p.intermediate, p.hidden,
-                p.act_stride, p.x_stride, false, false, p.dtype},
-               stream);
-    if (error != 0) return error;
-  }
-  return linear({p.out, p.act, p.down_weight, nullptr, p.counts, p.tokens, p.hidden, p.intermediate,
-                 p.out_stride, p.act_stride, p.intermediate, p.dtype},
-                stream);
 }
 
 }  // namespace photon::cuda

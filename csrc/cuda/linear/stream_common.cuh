@@ -22,6 +22,7 @@
 // writes its own tokens and reads none that another group writes. So it may start early behind the
 // group before, like any kernel of a chain.
 #pragma once
+#include "common/linear.h"
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
 #include "cuda/half_tile_map.cuh"
@@ -33,14 +34,14 @@
 
 namespace photon::cuda::stream_linear {
 
-// kOutput: x is normalized, and outputs are written, or SwiGLU of them: Params::is_swiglu.
-enum class Epilogue { kOutput, kResidual };
+// Of a kernel's epilogues there are two. Epilogue::kStore: x is normalized, and outputs are
+// written, or SwiGLU of them: Params::is_swiglu. Epilogue::kAdd: to the residual.
 
 struct Params {
   HalfTileMap tokens_map;  // of x, for many tokens
   HalfTileMap weight[2];  // by part of the columns: those of [n, k]; SwiGLU: of [2n, k], gate rows,
                           // then up rows
-  Bf16* out;              // [tokens, n]; kResidual: read, added to and written
+  Bf16* out;              // [tokens, n]; kAdd: read, added to and written
   const Bf16* x;          // [tokens, k]
   const Bf16* gain;  // [k]: x is normalized by its root mean square and multiplied by this; null: x
                      // is taken as it is
@@ -74,14 +75,14 @@ constexpr int kMaxStages = 12;
 
 template <Epilogue kEpilogue>
 __host__ __device__ inline bool is_swiglu(const Params& p) {
-  return kEpilogue == Epilogue::kOutput && p.is_swiglu;
+  return kEpilogue == Epilogue::kStore && p.is_swiglu;
 }
 
 template <Epilogue kEpilogue>
 __device__ inline Stamps stamps_of(const Params& p) {
-  const StampedKernel kernel = kEpilogue == Epilogue::kResidual ? StampedKernel::kLinearResidual
-                               : is_swiglu<kEpilogue>(p)        ? StampedKernel::kNormSwiglu
-                                                                : StampedKernel::kNormLinear;
+  const StampedKernel kernel = kEpilogue == Epilogue::kAdd ? StampedKernel::kLinearResidual
+                               : is_swiglu<kEpilogue>(p)   ? StampedKernel::kNormSwiglu
+                                                           : StampedKernel::kNormLinear;
   return Stamps(kernel, p.n, p.k);
 }
 
@@ -101,10 +102,10 @@ struct CtaTiles {
   int first_half_tile, end_half_tile, tiles, column, k;
 };
 
-// Whether two CTAs share rows (split-K), which only kResidual's kernels have to ask.
+// Whether two CTAs share rows (split-K), which only kAdd's kernels have to ask.
 template <Epilogue kEpilogue>
 __device__ inline bool is_split(const Params& p) {
-  return kEpilogue == Epilogue::kResidual && p.split > 1;
+  return kEpilogue == Epilogue::kAdd && p.split > 1;
 }
 
 template <Epilogue kEpilogue>
@@ -209,12 +210,12 @@ struct Ring {
 // From sums to outputs.
 template <Epilogue kEpilogue>
 struct Output {
-  static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  static constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
 
   const Params& p;
   const CtaTiles& share;
   const float* squares;  // [slice][tokens]: of the slices' columns
-  const Bf16* old;       // kResidual: of the pass [tile][tokens][16 rows], what out holds
+  const Bf16* old;       // kAdd: of the pass [tile][tokens][16 rows], what out holds
   float* peer;           // [tile][tokens][8 rows][2]: what the second part sends to the first
   Barrier* arrived;      // that is there
   int tokens;            // of the arrays
@@ -292,7 +293,7 @@ struct Output {
   }
 
   __device__ static Bf16 finished(float v, const Bf16* before) {
-    if constexpr (kEpilogue == Epilogue::kResidual) v = to_float(*before) + rounded<Bf16>(v);
+    if constexpr (kEpilogue == Epilogue::kAdd) v = to_float(*before) + rounded<Bf16>(v);
     return from_float<Bf16>(v);
   }
 };

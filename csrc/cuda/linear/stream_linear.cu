@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "common/hopper_columns.h"
 #include "cuda/linear/stream_narrow.cuh"
 #include "cuda/linear/stream_tall.h"
 #include "cuda/linear/stream_wide.cuh"
@@ -23,24 +22,23 @@ __global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
 
 template <typename Size, Epilogue kEpilogue>
 __global__ void __launch_bounds__(wide::kCtaThreads<Size, kEpilogue>, Size::kResidents)
-    wide_kernel(const __grid_constant__ Params p) {
+    mid_kernel(const __grid_constant__ Params p) {
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
-constexpr int kGroupTokens = 64;          // of a launch
 constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this an SM holds two CTAs
 constexpr int kMaxSplitHalfTiles =
     8;  // of a pair of CTAs: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput has a kernel of its own for CTAs
-                                     // with few tiles; kResidual always has
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kStore has a kernel of its own for CTAs
+                                     // with few tiles; kAdd always has
 constexpr int kFewTiles = 3;
 
 // Shared memory of a CTA, where an SM is to hold two of them or one.
 template <Epilogue kEpilogue>
 constexpr int shared_room(int residents) {
   if (residents == 1) return kOnlyBlock;
-  return kEpilogue == Epilogue::kResidual ? kLargerBlock : kSmallerBlock;
+  return kEpilogue == Epilogue::kAdd ? kLargerBlock : kSmallerBlock;
 }
 
 // Which part of the SMs' time is used if `groups` of them divide `half_tiles`.
@@ -78,7 +76,7 @@ int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_
 
 template <typename Size, Epilogue kEpilogue>
 int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
-  constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
   constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
   constexpr int kMostPeerTiles = kMaxSplitHalfTiles / kTileHalfTiles;
   constexpr int kLeast =
@@ -105,7 +103,7 @@ int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }
 // Divides a CTA's shared memory between the rings.
 template <typename Size, Epilogue kEpilogue>
 Params with_rings(Params p) {
-  constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
   p.m_tile_tiles = even_m_tile(p.most_tiles);
   p.pass_tiles =
       even_passes(static_cast<int>(ceil_div(p.most_tiles, p.m_tile_tiles)), Size::kMTiles);
@@ -133,7 +131,7 @@ int launch_wide(Params p, int blocks, bool pdl, void* stream) {
   shape.shared_bytes = shared_room<kEpilogue>(Size::kResidents);
   shape.cluster = static_cast<unsigned>(p.split);
   shape.pdl = pdl;
-  return launch(wide_kernel<Size, kEpilogue>, shape, stream, with_rings<Size, kEpilogue>(p));
+  return launch(mid_kernel<Size, kEpilogue>, shape, stream, with_rings<Size, kEpilogue>(p));
 }
 
 // The weight, by parts of its columns.
@@ -158,7 +156,7 @@ int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stri
     return error;
   using Few = narrow::Size<kFewTiles, 4>;
   const bool is_few = p.most_tiles <= kFewTiles;
-  if constexpr (kEpilogue == Epilogue::kResidual) {
+  if constexpr (kEpilogue == Epilogue::kAdd) {
     if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
     return launch_narrow<narrow::Size<4, 4>, kEpilogue>(
         p, blocks, pdl, stream);  // as many tiles as a pair of CTAs shares
@@ -198,125 +196,61 @@ int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_str
 template <Epilogue kEpilogue>
 int launch_group(const Params& p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
                  void* stream) {
-  return p.tokens <= narrow::kTokens
+  return kernel_of_group(p.tokens) == LinearKernel::kNarrow
              ? launch_few_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream)
              : launch_many_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream);
 }
 
-// `p` describes all tokens. `workspace`: where x is normalized for many tokens; without it they go
-// in groups.
+// `p` describes all tokens. For kMid there may be more than a launch takes: they go in groups.
 template <Epilogue kEpilogue>
-int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, float* workspace, bool pdl,
-                  void* stream) {
+int launch_tokens(Params p, const LinearParams& op, LinearKernel kernel, void* stream) {
+  const Weight& w = op.weight;
+  const Bf16* const weight = static_cast<const Bf16*>(w.data);
   const int count = sms(), tokens = p.tokens;
-  p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
+  p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, count) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
-  if (tokens > kGroupTokens &&
-      (kEpilogue == Epilogue::kResidual || (workspace != nullptr && is_vector_aligned(workspace))))
-    return launch_tall<kEpilogue>(p, weight, weight_stride, workspace, pdl, stream);
-  for (; p.first_token < tokens; p.first_token += kGroupTokens) {
-    p.tokens = std::min(tokens - p.first_token, kGroupTokens);
-    if (const int error = launch_group<kEpilogue>(p, count, weight, weight_stride, pdl, stream))
+  if (kernel == LinearKernel::kLarge)
+    return launch_tall<kEpilogue>(p, weight, w.stride, op.workspace, op.pdl, stream);
+  for (; p.first_token < tokens; p.first_token += kMidTokens) {
+    p.tokens = std::min<int>(tokens - p.first_token, kMidTokens);
+    if (const int error = launch_group<kEpilogue>(p, count, weight, w.stride, op.pdl, stream))
       return error;
-    p.x += kGroupTokens * static_cast<int64_t>(p.x_stride);
-    p.out += kGroupTokens * static_cast<int64_t>(p.out_stride);
+    p.x += kMidTokens * static_cast<int64_t>(p.x_stride);
+    p.out += kMidTokens * static_cast<int64_t>(p.out_stride);
   }
   return cudaSuccess;
 }
 
-// What the three ops' params have in common; `out` and the rest are the op's own.
-template <typename OpParams>
-Params common_params(const OpParams& op, int64_t n, int64_t k) {
+Params params_of(const LinearParams& op) {
+  const bool adds = op.epilogue == Epilogue::kAdd;
   Params p = {};
+  p.out = static_cast<Bf16*>(adds ? op.residual : op.out);
   p.x = static_cast<const Bf16*>(op.x);
+  p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.bias = static_cast<const Bf16*>(op.bias);
   p.counts = op.counts;
+  p.out_stride = static_cast<int>(adds ? op.residual_stride : op.out_stride);
   p.x_stride = static_cast<int>(op.x_stride);
   p.tokens = static_cast<int>(op.tokens);
-  p.n = static_cast<int>(n);
-  p.k = static_cast<int>(k);
-  p.per_column = 1.0f / static_cast<float>(k);
+  p.n = static_cast<int>(op.outputs());
+  p.k = static_cast<int>(op.weight.k);
+  p.eps = op.eps;
+  p.per_column = 1.0f / static_cast<float>(op.weight.k);
+  p.is_swiglu = op.epilogue == Epilogue::kSwiglu;
   return p;
 }
 
-// Of rows that lie apart, and near enough for offsets of a few tokens in 32 bits.
-bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kTokenTile; }
-
-constexpr const char* kMisaligned = "a pointer or a row stride is no multiple of 16 bytes";
-constexpr const char* kTooLarge = "sizes or strides are beyond what 32 bits index";
-
-static_assert(kHopperColumns == kSliceColumns);
-
-template <typename OpParams>
-const char* misfit(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride,
-                   int64_t out_stride, bool normalizes) {
-  if (const char* device = hopper_device_misfit()) return device;
-  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
-  if (const char* columns = hopper_columns_misfit(k, normalizes)) return columns;
-  const bool is_small = p.tokens <= INT32_MAX - kGroupTokens && 2 * n < INT32_MAX - 16 &&
-                        is_stride(p.x_stride) && is_stride(weight_stride) && is_stride(out_stride);
-  if (!is_small) return kTooLarge;
-  const bool is_aligned = is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
-                          are_whole_vectors(p.dtype, p.x_stride, weight_stride);
-  return is_aligned ? nullptr : kMisaligned;
-}
+static_assert(kHopperColumns == kSliceColumns && kHopperOutputs == kHalfTileRows &&
+              kNarrowTokens == narrow::kTokens && kMaxStride == INT32_MAX / kTokenTile);
 
 }  // namespace
 }  // namespace stream_linear
 
-bool has_hopper() { return hopper_runs(); }
-
-const char* stream_misfit(const NormLinearParams& p) {
-  if (const char* why =
-          stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.out_stride, /*normalizes=*/true))
-    return why;
-  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
-}
-
-const char* stream_misfit(const LinearResidualParams& p) {
-  if (const char* why = stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.residual_stride,
-                                              /*normalizes=*/false))
-    return why;
-  if (p.n % kHalfTileRows != 0) return "the residual's width is no multiple of 8";
-  const bool is_aligned =
-      is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
-  return is_aligned ? nullptr : stream_linear::kMisaligned;
-}
-
-const char* stream_misfit(const NormSwigluParams& p) {
-  if (const char* why = stream_linear::misfit(p, p.intermediate, p.hidden, p.hidden, p.out_stride,
-                                              /*normalizes=*/true))
-    return why;
-  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
-}
-
-int stream_norm_linear(const NormLinearParams& op, void* stream) {
-  stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
-  p.out = static_cast<Bf16*>(op.out);
-  p.gain = static_cast<const Bf16*>(op.norm_weight);
-  p.out_stride = static_cast<int>(op.out_stride);
-  p.eps = op.eps;
-  return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
-      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.workspace, op.pdl, stream);
-}
-
-int stream_linear_residual(const LinearResidualParams& op, void* stream) {
-  stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
-  p.out = static_cast<Bf16*>(op.residual);
-  p.out_stride = static_cast<int>(op.residual_stride);
-  return stream_linear::launch_tokens<stream_linear::Epilogue::kResidual>(
-      p, static_cast<const Bf16*>(op.weight), op.weight_stride, nullptr, op.pdl, stream);
-}
-
-int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
-  stream_linear::Params p = stream_linear::common_params(op, op.intermediate, op.hidden);
-  p.out = static_cast<Bf16*>(op.out);
-  p.gain = static_cast<const Bf16*>(op.norm_weight);
-  p.out_stride = static_cast<int>(op.out_stride);
-  p.eps = op.eps;
-  p.is_swiglu = true;
-  return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
-      p, static_cast<const Bf16*>(op.weight), op.hidden, op.workspace, op.pdl, stream);
+int run_stream_linear(const LinearParams& op, LinearKernel kernel, void* stream) {
+  const stream_linear::Params p = stream_linear::params_of(op);
+  return op.epilogue == Epilogue::kAdd
+             ? stream_linear::launch_tokens<Epilogue::kAdd>(p, op, kernel, stream)
+             : stream_linear::launch_tokens<Epilogue::kStore>(p, op, kernel, stream);
 }
 
 }  // namespace photon::cuda

@@ -267,7 +267,7 @@ struct Multiplier {
 // The end of a pass: the warps' sums are added up in a fixed order and become outputs.
 template <typename Size, Epilogue kEpilogue>
 struct Finish {
-  static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  static constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
 
   const Params& p;
   const Layout& at;
@@ -304,7 +304,7 @@ struct Finish {
       const int count = min(at_once, pass.count - first);
       if (first > 0) __syncthreads();  // the round before has been read
       put_partials(warp, partials, column_bits, first, count);
-      if (kEpilogue == Epilogue::kResidual && first == 0) wait_copies<0>();
+      if (kEpilogue == Epilogue::kAdd && first == 0) wait_copies<0>();
       __syncthreads();
 #pragma unroll 1
       for (unsigned i = threadIdx.x / kHalfTileRows; i < count * tokens;
@@ -361,7 +361,7 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
     enter_cluster();
     meet_cluster();  // the neighbour has initialized `arrived` before anything is sent to it
   }
-  if constexpr (kEpilogue != Epilogue::kResidual) {
+  if constexpr (kEpilogue != Epilogue::kAdd) {
 #pragma unroll 1
     for (int j = i; j < p.k / 8; j += kThreads)
       async_copy16(dynamic_shared() + at.gain + j * 16, p.gain + j * 8, true);
@@ -371,7 +371,7 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
 
 template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
-  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
   const Stamps stamps = stamps_of<kEpilogue>(p);
   let_next_start();
   // counts is read before the wait, as the weights are: if loads of x had to wait for it, they

@@ -12,7 +12,7 @@ namespace tall {
 namespace {
 
 template <int kRows, Epilogue kEpilogue>
-__global__ void __launch_bounds__(kThreads, 1) tall_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 1) large_kernel(const __grid_constant__ Params p) {
   if constexpr (kHopperCode) run_block<kRows, kEpilogue>(p);
 }
 
@@ -67,7 +67,7 @@ constexpr int kSizes[] = {16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 176, 192};
 
 template <Epilogue kEpilogue>
 constexpr bool has_size(int rows) {
-  return kEpilogue == Epilogue::kResidual ? rows <= 176 : rows >= 32 && rows % 16 == 0;
+  return kEpilogue == Epilogue::kAdd ? rows <= 176 : rows >= 32 && rows % 16 == 0;
 }
 
 bool can_run(const Shape& shape, const Plan& plan) {
@@ -103,7 +103,7 @@ int launch_size(Params p, const Shape& shape, const Plan& plan, bool pdl, void* 
   launched.shared_bytes = kOnlyBlock;
   launched.cluster = static_cast<unsigned>(plan.ctas());
   launched.pdl = pdl;
-  return launch(tall_kernel<kRows, kEpilogue>, launched, stream, p);
+  return launch(large_kernel<kRows, kEpilogue>, launched, stream, p);
 }
 
 template <Epilogue kEpilogue, int kRows, int... kMore>
@@ -175,7 +175,7 @@ int launch_tall(const Params& op, const Bf16* weight, int64_t weight_stride, flo
   tall::Params p = tall::tile_params(op);
   const tall::Shape shape{op.tokens, op.n, op.k, op.is_swiglu, sms()};
   const tall::Plan plan = tall::choose_plan<kEpilogue>(shape);
-  if constexpr (kEpilogue == Epilogue::kResidual) {
+  if constexpr (kEpilogue == Epilogue::kAdd) {
     return tall::launch_tiles<kEpilogue>(p, shape, plan, op.x, op.x_stride, weight, weight_stride,
                                          pdl, stream);
   } else {
@@ -190,9 +190,8 @@ int launch_tall(const Params& op, const Bf16* weight, int64_t weight_stride, flo
   }
 }
 
-template int launch_tall<Epilogue::kOutput>(const Params&, const Bf16*, int64_t, float*, bool,
-                                            void*);
-template int launch_tall<Epilogue::kResidual>(const Params&, const Bf16*, int64_t, float*, bool,
-                                              void*);
+template int launch_tall<Epilogue::kStore>(const Params&, const Bf16*, int64_t, float*, bool,
+                                           void*);
+template int launch_tall<Epilogue::kAdd>(const Params&, const Bf16*, int64_t, float*, bool, void*);
 
 }  // namespace photon::cuda::stream_linear

@@ -110,7 +110,7 @@ __device__ void multiply_tiles(const Deal& deal, const Ring& ring, float* kept, 
   wait_for_earlier();
 #pragma unroll 1
   for (int unit = deal.first; unit < deal.units; unit += deal.clusters) {
-    if constexpr (kEpilogue == Epilogue::kResidual) {
+    if constexpr (kEpilogue == Epilogue::kAdd) {
 #pragma unroll 1
       for (int part = 0; part < p.split; ++part) {
         if (part > 0) keep(multiplier.total, kept);

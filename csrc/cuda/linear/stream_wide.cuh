@@ -58,9 +58,9 @@ struct Size {
 enum class Norm { kNone, kGroups, kThird };
 
 template <typename Size, Epilogue kEpilogue>
-constexpr Norm kNormBy = kEpilogue == Epilogue::kResidual ? Norm::kNone
-                         : Size::kResidents == 2          ? Norm::kThird
-                                                          : Norm::kGroups;
+constexpr Norm kNormBy = kEpilogue == Epilogue::kAdd ? Norm::kNone
+                         : Size::kResidents == 2     ? Norm::kThird
+                                                     : Norm::kGroups;
 
 // Threads of a CTA.
 template <typename Size, Epilogue kEpilogue>

@@ -22,7 +22,7 @@ struct Finish {
       const int own = token + half * 8;
       if (own >= active) continue;
       Bf16* const out = p.out + own * p.out_stride;
-      if constexpr (kEpilogue == Epilogue::kResidual) {
+      if constexpr (kEpilogue == Epilogue::kAdd) {
         add(total, half, out, column);
       } else if (p.is_swiglu) {
         gate(total, half, p.scale[own], out, column);

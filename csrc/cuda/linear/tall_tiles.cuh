@@ -20,9 +20,9 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Barrier))
 struct Params {
   HalfTileMap x, weight;  // boxes of one slice: of a tile's tokens; of its rows, or of half of
                           // them (copies_halves())
-  Bf16* out;              // [tokens, n]; kResidual: read, added to and written
+  Bf16* out;              // [tokens, n]; kAdd: read, added to and written
   const Bf16* bias;       // a value per row of the weight, or null
-  const float* scale;     // kOutput: what the sums of a token are multiplied by
+  const float* scale;     // kStore: what the sums of a token are multiplied by
   const int32_t* counts;
   int64_t out_stride;
   int tokens, n, k;

@@ -48,7 +48,8 @@ int sample(const SampleParams& p, void* stream) {
   if (p.num_segments == 0) return 0;
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const bool in_clusters = p.hopper && runs_hopper("sample_into", hopper_device_misfit());
+    const bool in_clusters =
+        p.hopper && runs_hopper("sample_into", hopper_unsupported(current_gpu()));
     return sample_rows<T>(p, in_clusters, stream);
   });
 }

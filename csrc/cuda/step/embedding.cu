@@ -72,8 +72,9 @@ int gather_rows(const Gather& g, const Source& source, bool vectors, int64_t row
 }  // namespace
 
 int embedding(const EmbeddingParams& p, void* stream) {
-  const Gather g = {p.out, p.hidden, p.out_stride};
-  const bool vectors = is_vector_aligned(p.weight) && is_vector_aligned(p.embeds);
+  const Gather g = {p.out, p.weight.k, p.out_stride};
+  const bool vectors =
+      are_vector_aligned(p.weight.data, p.embeds) && are_whole_vectors(p.dtype, p.weight.stride);
   return gather_rows(g, EmbeddingOfToken{p}, vectors, p.num_tokens, p.dtype, stream);
 }
 

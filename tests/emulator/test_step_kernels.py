@@ -1,5 +1,5 @@
-"""The table of a model's kernels against those that its decoder launches, and the plan's rules
-against what the ops say themselves: in processes of their own on the emulated kernels.
+"""The kernels that a plan names (`photon-ext info --plan`) are those that a decoder launches: in
+processes of their own on the emulated kernels.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from photon_ext.checks import Backend
+from photon_ext.cli.step_kernels import TORCH, WITHIN, Entry, Setting, step_kernels
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.kernel_plan import gpu_target, linear_misfit, plan_kernels
-from photon_ext.models.kernel_table import Entry, Kernel, Setting, kernel_table
+from photon_ext.models.kernel_plan import gpu_target, plan_kernels
 from tests.emulator.test_ops import run
 
 # Steps of a two-layer model, and the addresses of the kernels that each of them launches.
@@ -65,7 +65,7 @@ ODD_HIDDEN = (200, 2, 2, 1, 64, 192, 131)
 SMALL_HEADS = (128, 2, 4, 2, 32, 128, 131)
 MANY_SHARERS = (128, 2, 66, 1, 64, 128, 131)
 NARROW_MLP = (576, 2, 2, 1, 64, 192, 131)
-NOT_LAUNCHED = {Kernel.WITHIN, Kernel.TORCH, Kernel.SAMPLE, Kernel.SAMPLE_CLUSTER}
+NOT_LAUNCHED = {WITHIN, TORCH, "sample", "sample (clusters)"}
 NO_CHOICE = {"gather_rows", "decode_meta_set"}
 
 
@@ -87,9 +87,9 @@ def expected(entries: list[Entry], step: str, tokens: dict[str, int]) -> set[str
         runs = entry.step == step and entry.least <= count
         if runs and (entry.most is None or count <= entry.most):
             kernels.add(entry.kernel)
-    if Kernel.SUM_NORM in kernels:
-        kernels.add(Kernel.RMS_NORM)  # in front of the first layer
-    return {kernel.value for kernel in kernels - NOT_LAUNCHED}
+    if "sum_norm" in kernels:
+        kernels.add("rms_norm")  # in front of the first layer
+    return kernels - NOT_LAUNCHED
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def expected(entries: list[Entry], step: str, tokens: dict[str, int]) -> set[str
         (NARROW_MLP, True, None, "bfloat16", (9, 0), (64, 96)),
     ],
 )
-def test_the_kernels_of_the_table_are_those_that_run(
+def test_the_kernels_that_a_plan_names_are_those_that_run(
     emulated: Path,
     shape: tuple[int, ...],
     exact: bool,
@@ -120,7 +120,7 @@ def test_the_kernels_of_the_table_are_those_that_run(
 ) -> None:
     config, target = ModelConfig(Family.QWEN3, *shape), gpu_target(capability)
     plan = plan_kernels(config, target, dtype, backend, exact)
-    entries = kernel_table(Setting(config, target, dtype, plan))
+    entries = step_kernels(Setting(config, target, dtype, plan))
     ways = [astuple(ways) for ways in (plan.decode, plan.chunks)]
     given = {
         "shape": shape,
@@ -148,33 +148,3 @@ def test_the_kernels_of_the_table_are_those_that_run(
     ]
     of_mixed = {"": 12, "head": 3, "attention of decode rows": 2}
     assert launched[-1] == [expected(entries, "chunks", of_mixed)]
-
-
-WIDTHS = """
-import json, torch
-from photon_ext import ops
-from photon_ext._library import fallbacks
-found = []
-for width in (64, 72, 16384, 16448):
-    x, weight = (torch.ones(*s, dtype=torch.bfloat16) for s in ((1, width), (8, width)))
-    before = fallbacks()
-    ops.norm_linear(x, x[0], 1e-5, weight, hopper=True)
-    ops.linear_residual_(x[:, :8].clone(), x, weight, hopper=True)
-    for op, normalizes in (("norm_linear_into", True), ("linear_residual_", False)):
-        found.append([width, normalizes, fallbacks().get(op) != before.get(op)])
-print(json.dumps(found))
-"""
-
-
-def test_the_widths_that_linears_take_are_those_of_the_ops(emulated: Path) -> None:
-    done = run(emulated / "_ops.abi3.so", WIDTHS)
-    assert done.returncode == 0, done.stderr
-    target = gpu_target((9, 0))
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 8
-    for width, normalizes, falls_back in found:
-        columns = "hidden" if normalizes else "intermediate"
-        shape = {"hidden": 64, "intermediate": 64, columns: width}
-        config = ModelConfig(Family.QWEN3, shape["hidden"], 2, 1, 1, 64, shape["intermediate"], 131)
-        misfit = linear_misfit(config, target, "bfloat16", columns, normalizes)
-        assert (misfit is not None) is falls_back, (width, normalizes)

@@ -1,0 +1,77 @@
+// A linear as ops hand it to the backends: y = x W^T + bias, with what comes before and after it in
+// a layer. One struct for all of them; common/linear_plan.h says which kernel runs on a GPU.
+#pragma once
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace photon {
+
+// How the numbers of a weight lie in memory.
+enum class WeightFormat : int32_t { kDense };  // rows of k elements, of the activations' dtype
+
+// A matrix [n, k] that a step only reads.
+struct Weight {
+  const void* data;
+  int64_t n, k, stride;  // stride: from row to row, in elements
+  WeightFormat format;
+};
+
+// What happens to x.
+enum class Prologue : int32_t {
+  kNone,
+  kRmsNorm,  // each token is normalized by its root mean square, and multiplied by norm_weight [k]
+};
+
+// What becomes of y.
+enum class Epilogue : int32_t {
+  kStore,    // out = y
+  kAdd,      // residual += y, which is rounded before it is added
+  kSwiglu,   // out = silu(gate) * up: the first half of the weight's rows is gate, the second up
+  kAddNorm,  // as kAdd, and then out = residual, normalized and multiplied by norm_weight [n]
+};
+
+// Which kernels may run. Those of Hopper sum in an order of their own; where they do not take a
+// call, the portable ones run.
+enum class Backend : int32_t { kPortable, kHopper };
+
+struct LinearParams {
+  void* out;       // [tokens, outputs()]; kAdd: null
+  void* residual;  // [tokens, n]: kAdd, kAddNorm; else null
+  const void* x;   // [tokens, k]
+  Weight weight;
+  const void* bias;         // [n] or null
+  const void* norm_weight;  // the prologue's or the epilogue's, or null
+  const int32_t* counts;    // [1] or null: only the first *counts tokens are computed, the others
+                            // are left as they are
+  float* workspace;         // [linear_workspace_words or linear_norm_workspace_words] or null:
+                            // Hopper kernels for many tokens; kAddNorm has none without it
+  int64_t tokens, out_stride, residual_stride, x_stride;
+  float eps;  // of the norm
+  Prologue prologue;
+  Epilogue epilogue;
+  Backend backend;
+  bool pdl;  // a Hopper kernel may start while those before it still run, and read its weights and
+             // the counts
+  DType dtype;
+
+  int64_t outputs() const { return epilogue == Epilogue::kSwiglu ? weight.n / 2 : weight.n; }
+};
+
+// The op that computes it.
+inline const char* linear_op(const LinearParams& p) {
+  const bool norms = p.prologue == Prologue::kRmsNorm;
+  switch (p.epilogue) {
+    case Epilogue::kStore:
+      return norms ? "norm_linear_into" : "linear_into";
+    case Epilogue::kAdd:
+      return "linear_residual_";
+    case Epilogue::kSwiglu:
+      return norms ? "norm_swiglu_into" : "swiglu_into";
+    case Epilogue::kAddNorm:
+      return "linear_norm_into";
+  }
+  return "";
+}
+
+}  // namespace photon

@@ -1,0 +1,117 @@
+// Which kernel a linear runs on a GPU, and what limits each of them: said here alone. The launchers
+// ask, and so does whoever wants to know without a GPU (csrc/python/plans.cpp). No CUDA.
+#pragma once
+#include "gpu.h"
+#include "linear.h"
+
+namespace photon {
+
+// Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
+// depend on the number of tokens.
+enum class LinearKernel { kTile, kNarrow, kMid, kLarge, kBatch };
+
+// The kernel's name in csrc/cuda/linear, less "_kernel".
+constexpr const char* name_of(LinearKernel kernel) {
+  switch (kernel) {
+    case LinearKernel::kTile:
+      return "tile";
+    case LinearKernel::kNarrow:
+      return "narrow";
+    case LinearKernel::kMid:
+      return "mid";
+    case LinearKernel::kLarge:
+      return "large";
+    case LinearKernel::kBatch:
+      return "batch";
+  }
+  return "";
+}
+
+constexpr int64_t kNarrowTokens = 8, kMidTokens = 64;  // of a launch, at most
+constexpr int64_t kHopperColumns = 64;                 // columns come in multiples of this
+constexpr int64_t kHopperOutputs = 8;       // and outputs, where they are added or of a batch
+constexpr int64_t kMaxNormColumns = 16384;  // that are normalized: the norm's weight, or a token,
+                                            // lies in a CTA
+constexpr int64_t kMaxColumns = INT32_MAX / 16;         // offsets in bytes are of 32 bits
+constexpr int64_t kMaxStride = INT32_MAX / 8;           // of a few tokens, in elements
+constexpr int64_t kMaxBatchSize = INT32_MAX / 2 - 256;  // tokens and outputs of a batch
+
+// Words (float32) of the workspace of a linear that normalizes many tokens: of each k values of
+// bfloat16 and a scale.
+constexpr int64_t linear_workspace_words(int64_t tokens, int64_t k) {
+  return tokens * ((k + 1) / 2 + 1);
+}
+
+// The same of a linear whose output is normalized: sums of up to four parts of the columns.
+constexpr int64_t linear_norm_workspace_words(int64_t tokens, int64_t n) { return 4 * tokens * n; }
+
+// Which of the kernels of settled order takes so many tokens in a launch.
+constexpr LinearKernel kernel_of_group(int64_t tokens) {
+  return tokens <= kNarrowTokens ? LinearKernel::kNarrow : LinearKernel::kMid;
+}
+
+// Whether its Hopper kernels are those of a batch: the ops have one kind or the other.
+inline bool is_batch_linear(const LinearParams& p) {
+  return p.prologue == Prologue::kNone && p.epilogue != Epilogue::kAdd;
+}
+
+// Of sizes: what all Hopper kernels ask.
+inline Unsupported hopper_sizes_unsupported(const LinearParams& p) {
+  const Weight& w = p.weight;
+  const bool takes_any = !is_batch_linear(p) && p.epilogue != Epilogue::kAdd;
+  if (p.dtype != DType::kBF16 || w.format != WeightFormat::kDense) return {kNotBf16};
+  if (w.k <= 0 || w.k % kHopperColumns != 0)
+    return {"the number of columns is no multiple of 64", w.k};
+  if (p.prologue == Prologue::kRmsNorm && w.k > kMaxNormColumns)
+    return {"there are more than 16384 columns to normalize", w.k};
+  if (p.epilogue == Epilogue::kAddNorm && w.n > kMaxNormColumns)
+    return {"there are more than 16384 columns to normalize", w.n};
+  if (!takes_any && p.outputs() % kHopperOutputs != 0)
+    return {"the number of outputs is no multiple of 8", p.outputs()};
+  return w.k <= kMaxColumns ? Unsupported{} : Unsupported{kTooLarge};
+}
+
+// Of memory: whether what is read and written in vectors consists of them.
+inline bool has_linear_vectors(const LinearParams& p) {
+  const bool reads = are_vector_aligned(p.x, p.weight.data, p.norm_weight, p.residual) &&
+                     are_whole_vectors(p.dtype, p.x_stride, p.weight.stride, p.residual_stride);
+  const bool writes = !is_batch_linear(p) || (are_vector_aligned(p.out, p.workspace) &&
+                                              are_whole_vectors(p.dtype, p.out_stride));
+  return reads && writes;
+}
+
+// Whether 32 bits index it, and rows lie apart.
+inline bool has_linear_indices(const LinearParams& p) {
+  const bool is_batch = is_batch_linear(p);
+  const auto fits = [&](const void* rows, int64_t stride) {
+    return rows == nullptr || (stride > 0 && (is_batch || stride <= kMaxStride));
+  };
+  if (!fits(p.out, p.out_stride) || !fits(p.residual, p.residual_stride)) return false;
+  if (!fits(&p, p.x_stride) || !fits(&p, p.weight.stride)) return false;
+  if (is_batch) return p.tokens <= kMaxBatchSize && p.outputs() <= kMaxBatchSize;
+  return p.tokens <= INT32_MAX - kMidTokens && 2 * p.outputs() < INT32_MAX - 16;
+}
+
+// Why the Hopper kernels do not take it.
+inline Unsupported hopper_linear_unsupported(const LinearParams& p, const Gpu& gpu) {
+  if (const Unsupported device = hopper_unsupported(gpu)) return device;
+  if (is_batch_linear(p) && gpu.major != 9) return {"the device's compute capability is not 9.0"};
+  if (const Unsupported sizes = hopper_sizes_unsupported(p)) return sizes;
+  if (p.epilogue == Epilogue::kAddNorm && p.workspace == nullptr) return {"no workspace was given"};
+  if (!has_linear_indices(p)) return {kTooLarge};
+  return has_linear_vectors(p) ? Unsupported{} : Unsupported{kMisaligned};
+}
+
+// Addresses are looked at for their alignment alone: a plan of memory that is not there yet has
+// null pointers.
+inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& gpu) {
+  if (p.backend == Backend::kPortable) return {LinearKernel::kTile};
+  if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
+  if (is_batch_linear(p)) return {LinearKernel::kBatch};
+  if (p.tokens <= kMidTokens) return {kernel_of_group(p.tokens)};
+  const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
+  if (p.epilogue == Epilogue::kAdd || has_workspace) return {LinearKernel::kLarge};
+  return {LinearKernel::kMid, {"in groups of 64 tokens, for want of a workspace"}};
+}
+
+}  // namespace photon
