@@ -196,7 +196,7 @@ __device__ __noinline__ Drawn asked_best() {
   if (suppresses) suppress_stops<T, kBlocks>(plan);
   if (plan.logprobs.processed) put_processed_logprobs<T, kBlocks, Shared>();
   if (!plan.is_plain()) return planned_best<T, kBlocks>();
-  if (!has_logprobs || plan.logprobs.processed || mutes)
+  if (!has_logprobs || plan.logprobs.processed || suppresses)
     best = greedy_best(plan.row(), own_vectors<kBlocks>(part_of_row<kBlocks>()));
   return {best, false};
 }
