@@ -8,7 +8,7 @@
 // on the token's length alone; but where a batch sums in an order of its own (batch_sums.cuh).
 #pragma once
 #include "common/kv_split.h"
-#include "cuda/attention/split_order.cuh"
+#include "cuda/attention/split_grid.cuh"
 #include "cuda/ptx.cuh"
 
 namespace photon::cuda {

@@ -4,11 +4,98 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cuda/fresh_pack.cuh"
 #include "cuda/linear/batch_linear.cuh"
-#include "cuda/linear/sum_norm.cuh"
+#include "cuda/linear/batch_plan.h"
+#include "cuda/linear/norm.cuh"
+#include "cuda/reduce.cuh"
 
 namespace photon::cuda {
 namespace batch {
+
+// What stands behind a linear of a batch that leaves the sums of each part of the columns
+// (batch_linear.cuh): adds them up, adds the rounded output to the residual, and normalizes that as
+// add_rms_norm does. One CTA for each token.
+
+// Of a CTA, and of a thread: so there is room beside a CTA of a linear.
+constexpr int kMostSumThreads = 512, kSumRegisters = 72;
+
+struct SumNormParams {
+  __nv_bfloat16* normed;             // [tokens, n]
+  __nv_bfloat16* residual;           // [tokens, n]: added to
+  const float* partial;              // [splits, tokens, n]
+  const __nv_bfloat16 *bias, *gain;  // [n]; bias: or null
+  const int32_t* counts;
+  int64_t normed_stride, residual_stride;
+  int tokens, n, splits;
+  float eps;
+};
+
+using BfPack = Pack<__nv_bfloat16>;
+
+// Eight columns of a token: bias, then all parts in order. All are requested at once.
+__device__ inline void add_parts(const SumNormParams& p, int token, int column,
+                                 float (&sums)[kPack]) {
+  const float* const from = p.partial + static_cast<int64_t>(token) * p.n + column;
+  const int64_t part_values = static_cast<int64_t>(p.tokens) * p.n;
+  uint4 parts[kBatchSplits][2];
+#pragma unroll
+  for (int i = 0; i < kBatchSplits; ++i) {
+    const bool is_part = i < p.splits;
+    const uint4* const at = reinterpret_cast<const uint4*>(from + (is_part ? i : 0) * part_values);
+    parts[i][0] = load_fresh_if(is_part, at);
+    parts[i][1] = load_fresh_if(is_part, at + 1);
+  }
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) sums[j] = p.bias != nullptr ? to_float(p.bias[column + j]) : 0.0f;
+#pragma unroll
+  for (const auto& [low, high] : parts) {
+    const uint32_t words[] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) sums[j] += __uint_as_float(words[j]);
+  }
+}
+
+// kPacks: of a thread.
+template <int kPacks>
+__device__ void sum_and_normalize(const SumNormParams& p) {
+  __shared__ float warps[kWarpSize];
+  let_next_start();
+  const int active = min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
+  const int token = static_cast<int>(blockIdx.x), step = static_cast<int>(blockDim.x) * kPack;
+  const int first = static_cast<int>(threadIdx.x) * kPack;
+  BfPack gains[kPacks], packs[kPacks];
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i)
+    gains[i] = load_pack<true>(p.gain + first + i * step, p.n - first - i * step);
+  wait_for_earlier();
+  if (token >= active) return;
+  __nv_bfloat16* const residual = p.residual + token * p.residual_stride;
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    const int column = first + i * step;
+    if (column >= p.n) continue;
+    packs[i] = load_fresh_pack<true>(residual + column, kPack);
+    float sums[kPack];
+    add_parts(p, token, column, sums);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      packs[i].e[j] =
+          from_float<__nv_bfloat16>(to_float(packs[i].e[j]) + rounded<__nv_bfloat16>(sums[j]));
+      squares = fmaf(to_float(packs[i].e[j]), to_float(packs[i].e[j]), squares);
+    }
+    store_pack<true>(residual + column, packs[i], kPack);
+  }
+  const float scale = norm_scale(block_sum(squares, warps), p.n, p.eps);
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    const int column = first + i * step;
+    if (column >= p.n) continue;
+    store_pack<true>(p.normed + token * p.normed_stride + column,
+                     normalized(packs[i], gains[i], scale), kPack);
+  }
+}
 namespace {
 
 // They are for 9.0 alone, and the emulator: elsewhere they have no body.

@@ -12,17 +12,76 @@
 // fewer tokens, in their order (stream_common.cuh). With split-K a CTA takes one part of the
 // columns after the other, and keeps the first part's total in shared memory meanwhile.
 //
-// Where x is to be normalized, a small kernel in front (tall_norm.cuh) multiplies it by the gains
+// Where x is to be normalized, a small kernel in front (stream_tall.cu) multiplies it by the gains
 // and leaves the scale of each token.
 //
 // The two CTAs of a cluster have the same rows and different tokens: each copies half of the rows
 // into the shared memory of both. A stage is filled again when the groups of both have read it.
 #pragma once
-#include "cuda/linear/tall_fill.cuh"
 #include "cuda/linear/tall_finish.cuh"
+#include "cuda/linear/tall_tiles.cuh"
 #include "cuda/tall_multiply.cuh"
 
 namespace photon::cuda::stream_linear::tall {
+
+// The ring of the linears for many tokens (stream_tall.cuh), and the two warps that fill it: one
+// with rows of the weight, the other with x.
+
+constexpr int kFillers = 2;
+
+struct Ring {
+  unsigned char* at;
+  Barrier *full, *empty;  // by stage: all of it has landed; all warps of the cluster have read it
+  int stages;
+};
+
+// All lanes of such a warp together: copies its `bytes` of each stage as soon as there is room, by
+// copy(where the stage is, its barrier, walk). A lane is elected anew for each stage: were it kept,
+// the compiler would make a loop over lanes of each copy.
+template <int kRows, typename Copy>
+__device__ inline void fill(const Deal& deal, const Ring& ring, int bytes, const Copy& copy) {
+  Stage at;
+#pragma unroll 1
+  for (Walk walk(deal); !walk.is_done(); walk.advance(), at.advance(ring.stages)) {
+    if (!is_elected()) continue;
+    Barrier* const full = &ring.full[at.index];
+    wait_barrier(&ring.empty[at.index], at.parity ^ 1);
+    arrive_expecting(full, bytes);
+    copy(ring.at + at.index * kStageBytes<kRows>, full, walk);
+  }
+}
+
+// No kernel before this one writes them.
+template <int kRows>
+__device__ inline void fill_rows(const Deal& deal, const Ring& ring) {
+  constexpr int kHalfBytes = kRows / 2 * kRowBytes;
+  const Params& p = deal.p;
+  const uint64_t policy = p.rereads_weight ? evict_normal() : evict_first();
+  fill<kRows>(deal, ring, kRows * kRowBytes,
+              [&](unsigned char* stage, Barrier* full, const Walk& walk) {
+                unsigned char* const rows = stage + kXBytes;
+                const int row = walk.row_tile * outputs_of<kRows>(p),
+                          second = p.is_swiglu ? p.n + row : row + kRows / 2,  // of the second half
+                    slice = walk.column / kSliceColumns;
+                if (p.is_paired) {
+                  tensor_copy_to(0b11, rows + deal.rank * kHalfBytes, &p.weight.map,
+                                 {0, deal.rank == 0 ? row : second, slice}, full, policy);
+                  return;
+                }
+                tensor_copy(rows, &p.weight.map, {0, row, slice}, full, policy);
+                if (p.is_swiglu)
+                  tensor_copy(rows + kHalfBytes, &p.weight.map, {0, second, slice}, full, policy);
+              });
+}
+
+// When x is there.
+template <int kRows>
+__device__ inline void fill_tokens(const Deal& deal, const Ring& ring) {
+  const uint64_t policy = evict_last();
+  fill<kRows>(deal, ring, kXBytes, [&](unsigned char* stage, Barrier* full, const Walk& walk) {
+    tensor_copy(stage, &deal.p.x.map, {0, walk.token, walk.column / kSliceColumns}, full, policy);
+  });
+}
 
 // A warp group's sums of its 64 tokens, as seen from a lane.
 template <int kRows>
