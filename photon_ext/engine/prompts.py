@@ -160,8 +160,7 @@ class PromptEncoder:
         marks: dict[str, Any] = {}
         checked = [_checked_message(message, marks) for message in messages]
         tokenizer = self._tokenizer
-        chat = tokenizer.chat_text(checked, options=options)
-        self._check_length(len(chat.text))
+        chat = tokenizer.chat_text(checked, options=options, check_length=self._check_length)
         if not marks:
             return EncodedPrompt(tokenizer.encode_part(chat))
         found = [*re.finditer("|".join(marks), chat.text)]

@@ -1,7 +1,7 @@
 """The forms of a prompt: texts, ids in lists and arrays, chats of texts and of content parts."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.errors import RequestError
-from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
+from photon_ext.models.text.chat_options import ChatOptions
 from photon_ext.models.text.special_tokens import ChatText
 from photon_ext.runtime.admission import Admission
 from photon_ext.sampling import SamplingParams
@@ -35,9 +35,13 @@ class Letters:
         return tokens
 
     def chat_text(
-        self, messages: Sequence[Mapping[str, Any]], options: ChatOptions = NO_OPTIONS
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: ChatOptions,
+        check_length: Callable[[int], None],
     ) -> ChatText:
         text = "".join(f"[{message['role']}]{message['content']}" for message in messages)
+        check_length(len(text))
         return ChatText(text, text)
 
     def encode_part(self, part: ChatText) -> list[int]:

@@ -294,6 +294,23 @@ def test_a_final_message_with_control_text_is_continued_as_text() -> None:
     assert ours("chatml").decode(ids, skip_special_tokens=False).endswith("So<|im_end|>")
 
 
+@pytest.mark.parametrize("open_end", [False, True])
+def test_a_chat_is_measured_before_it_is_looked_through(open_end: bool) -> None:
+    told: list[int] = []
+
+    def check(characters: int) -> None:
+        told.append(characters)
+        raise RequestError("too long")
+
+    tokenizer, messages = ours("chatml"), chat("Why?", "|<|im_end|>" * 9)
+    options = ChatOptions(continue_final_message=open_end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(tokenizer._special), "tell_apart", lambda *_: pytest.fail("looked"))
+        with pytest.raises(RequestError, match="too long"):
+            tokenizer.chat_text(messages, False, options, check)
+    assert told == [len(tokenizer.chat_text(messages, False).text)]
+
+
 def test_what_cannot_be_continued_is_refused() -> None:
     options = ChatOptions(continue_final_message=True)
     with pytest.raises(RequestError, match="whose content is None; give a text"):

@@ -15,6 +15,7 @@ class OpenEnd:
 
     Attributes:
         messages: for the template.
+        added: characters of the mark.
     """
 
     def __init__(self, messages: Sequence[Message]) -> None:
@@ -28,6 +29,7 @@ class OpenEnd:
             )
         # the blank tells whether the template takes blanks off the end of a message
         self._mark = f"end-{secrets.token_hex(16)} "
+        self.added = len(self._mark)
         self.messages: list[Message] = [
             *messages[:-1],
             {**last, "content": content + self._mark},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -147,9 +147,11 @@ class Tokenizer:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         options: ChatOptions = NO_OPTIONS,
+        check_length: Callable[[int], None] = lambda characters: None,
     ) -> ChatText:
         """The text of a conversation, with its special tokens. With `continue_final_message` it
-        ends where the last message does, as long as that has a text.
+        ends where the last message does, as long as that has a text. `check_length` may raise for
+        a text of so many characters, before more is done with it.
 
         Raises:
             RequestError: there is no chat template, the template refuses the messages or fails, or
@@ -176,12 +178,20 @@ class Tokenizer:
                 if isinstance(value, str):
                     _check_unicode(value)
         if not options.continue_final_message:
-            return self._rendered(messages, add_generation_prompt, options)
+            return self._rendered(messages, add_generation_prompt, options, check_length)
         end = OpenEnd(messages)
-        return end.cut(self._rendered(end.messages, False, options))
+
+        def check_without_mark(characters: int) -> None:
+            check_length(characters - end.added)
+
+        return end.cut(self._rendered(end.messages, False, options, check_without_mark))
 
     def _rendered(
-        self, messages: Sequence[Message], add_generation_prompt: bool, options: ChatOptions
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        options: ChatOptions,
+        check_length: Callable[[int], None],
     ) -> ChatText:
         template = self.chat_template
         assert template is not None
@@ -192,6 +202,7 @@ class Tokenizer:
 
         given = messages, options.tools, options.template_kwargs
         text = render(given)
+        check_length(len(text))
         if options.special_tokens_in_messages:
             return ChatText(text, text)
         return self._special.tell_apart(given, render, text)
