@@ -43,6 +43,7 @@ from photon_ext.scheduling import Deadlines, DelayedLaunch, Planner, Scheduler, 
 
 Listener = Callable[[StepOutput], None]
 _LOG = logging.getLogger("photon_ext")
+_NONE: dict[int, list[TokenLogprobs]] = {}
 
 
 class Delivery(NamedTuple):
@@ -133,10 +134,11 @@ class EngineLoop:
         probe.begin(Phase.HOLD if seen and self._has_work() else Phase.COLLECT)
         arrivals = self._queue.collect(self._rest_s)
         probe.end()
-        self._arrived.extend(arrivals.submitted)  # from here on a crash finds them there
-        while self._arrived:
-            self._scheduler.add(self._arrived[0])
-            self._deadlines.add(self._arrived.popleft())
+        if arrivals.submitted:
+            self._arrived.extend(arrivals.submitted)  # from here on a crash finds them there
+            while self._arrived:
+                self._scheduler.add(self._arrived[0])
+                self._deadlines.add(self._arrived.popleft())
         for request in arrivals.cancelled:
             if (found := self._scheduler.find(request.id)) is not None:
                 self._end(found, End(FinishReason.CANCELLED))
@@ -328,7 +330,7 @@ class EngineLoop:
         result = StepResult() if self._fresh is None else self._fresh
         log, told = self._scheduler.log, self._told
         if result.even and not (log.watched or told or ended):  # as nearly always
-            logprobs = _logprobs(result, log.ids, ())
+            logprobs = _logprobs(result, log.ids, ()) if result.logprobs else _NONE
             self._call_listeners(self._columns.even(log.ids, result.tokens[0], logprobs))
             return
         self._told = {}
@@ -390,8 +392,6 @@ def _logprobs(
     result: StepResult, ids: array[int], apart: Collection[int]
 ) -> dict[int, list[TokenLogprobs]]:
     """By request, of decode rows but those in these places."""
-    if not result.logprobs:  # as nearly always
-        return {}
     places = {row: place for place, row in enumerate(result.rows) if place not in apart}
     return {ids[places[row]]: own for row, own in result.logprobs.items() if row in places}
 

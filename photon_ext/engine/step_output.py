@@ -76,7 +76,8 @@ class StepColumns:
 
     def even(self, ids: array[int], tokens: array[int], logprobs: Logprobs) -> StepOutput:
         """Of a step in which each request got one token, and nothing else happened."""
-        self._keep(ids)
+        if ids is not self._ids:
+            self._keep(ids)
         return StepOutput(self._id_bytes, self._ones, tokens.tobytes(), logprobs, ())
 
     def uneven(
@@ -95,7 +96,8 @@ class StepColumns:
             apart: places in them of requests that got what is in ``told``, or nothing.
             told: by request, also of others.
         """
-        self._keep(ids)
+        if ids is not self._ids:
+            self._keep(ids)
         logprobs = {**logprobs, **{one: own.logprobs for one, own in told.items() if own.logprobs}}
         inside = {place: told.pop(ids[place], _NOTHING).tokens for place in apart}
         counts, tokens = _ragged(_with_own(columns, len(ids), inside))
@@ -107,8 +109,7 @@ class StepColumns:
         return StepOutput(id_bytes, counts, tokens.tobytes(), logprobs, ends)
 
     def _keep(self, ids: array[int]) -> None:
-        if ids is not self._ids:
-            self._ids, self._id_bytes, self._ones = ids, ids.tobytes(), bytes([1]) * len(ids)
+        self._ids, self._id_bytes, self._ones = ids, ids.tobytes(), bytes([1]) * len(ids)
 
 
 def _with_own(

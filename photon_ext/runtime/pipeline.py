@@ -383,8 +383,9 @@ class Pipeline:
                 custom ``sample`` gave an id beyond the vocabulary, or the pipeline is broken.
         """
         result, unused = self._read()
-        with self._no_way_back:
-            self._tell_released(unused)
+        if unused:
+            with self._no_way_back:
+                self._tell_released(unused)
         return result
 
     def _read(self) -> tuple[StepResult, list[Row]]:
@@ -410,7 +411,10 @@ class Pipeline:
             ids = self.limits.vocab_size + self.limits.value_ids
             ended, step_tokens = self.running_set.ended, self._runtime.step_tokens
             result = read_step(step, records, ids, ended, step_tokens)
-            self._count(step, result, step_tokens)
+            if step.batch is not None:
+                step.batch.epoch.commits += 1
+            if step.chunks or step_tokens > 1:
+                self._count(step, result)
             for event in result.events.values():
                 if event.finish is not None:
                     self.running_set.finish(event.row)
@@ -483,8 +487,9 @@ class Pipeline:
             if on_event is not None:
                 _hand_out(result, on_event)
         finally:
-            with self._no_way_back:
-                self._tell_released(unused)
+            if unused:
+                with self._no_way_back:
+                    self._tell_released(unused)
             self.finalize(fill)
             if not self.busy:  # the caller may stop here, and come back with the next request
                 self._rest()
@@ -539,11 +544,11 @@ class Pipeline:
     def _wait(self, step: Step) -> memoryview:
         return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
-    def _count(self, step: Step, result: StepResult, step_tokens: int) -> None:
-        """The step's tokens are committed: one for each row, unless it may give more."""
-        if step.batch is not None:
-            step.batch.epoch.commits += 1
-        if step_tokens > 1:
+    def _count(self, step: Step, result: StepResult) -> None:
+        """The step is committed: first tokens, and what decode rows got where that may be several
+        tokens; else the epoch counts them.
+        """
+        if self._runtime.step_tokens > 1:
             for column, row in enumerate(result.rows):
                 if row.delivers:
                     self.running_set.recount(row, len(result.tokens_of(column)))
