@@ -33,6 +33,7 @@ namespace {
 
 using namespace photon::cuda;
 using namespace photon::cuda::stream_linear;
+using photon::Epilogue;
 using tall::Plan;
 using tall::Shape;
 
@@ -128,8 +129,8 @@ struct Problem {
     p.scale = memory.scale;
     const int copies = static_cast<int>(kPoolBytes / 2 / weight_values());
     const Bf16* const weight = memory.weights + copy % copies * weight_values();
-    const auto run = linear.adds ? tall::launch_tiles<Epilogue::kAdd>
-                                 : tall::launch_tiles<Epilogue::kStore>;
+    const auto run =
+        linear.adds ? tall::launch_tiles<Epilogue::kAdd> : tall::launch_tiles<Epilogue::kStore>;
     CHECK(static_cast<cudaError_t>(
         run(p, shape, plan, memory.x, op.k, weight, op.k, true, memory.stream)));
   }
