@@ -1,8 +1,8 @@
 // One POD params struct per op: the only currency between the torch edge (csrc/ops), the CPU
-// kernels, the CUDA launchers and recorded host graphs. (Others are in linear.h, embedding.h, lora.h
-// and spatial.h.) Pointers are raw; strides are in elements; the innermost dimension of every tensor
-// is contiguous unless a stride says otherwise. Shapes are checked once, at the edge. Nothing here
-// owns memory.
+// kernels, the CUDA launchers and recorded host graphs. (Others are in linear.h, embedding.h,
+// lora.h and spatial.h.) Pointers are raw; strides are in elements; the innermost dimension of
+// every tensor is contiguous unless a stride says otherwise. Shapes are checked once, at the edge.
+// Nothing here owns memory.
 #pragma once
 #include <cstdint>
 
