@@ -112,7 +112,7 @@ def _ops(one: Setting, step: str, ways: Ways) -> dict[str, Callable[[int], Chose
             WITHIN if ways.of(tokens) in (Way.FUSED, Way.BATCH) else "silu_mul"
         ),
         "down": linear("down"),
-        "head": lambda tokens: _linear(one, ways.besides_batch(tokens), tokens, head),
+        "head": lambda tokens: _linear(one, ways.head(tokens, ways.of(tokens)), tokens, head),
         "sampling": lambda _: _sampling(one),
     }
 

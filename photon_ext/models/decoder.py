@@ -170,7 +170,7 @@ class Decoder:
         self._run_layers(self._execution(way, step, buffers, step.counts[Count.TOKENS :]))
         if step.score is not None:
             self._score_tokens(step, buffers, ways)
-        self._write_logits(step, buffers, ways.besides_batch(segments))
+        self._write_logits(step, buffers, ways.head(segments, way))
         step.logits = buffers.logits
 
     def _execution(

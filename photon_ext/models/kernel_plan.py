@@ -115,10 +115,18 @@ class Ways:
         return self.besides_batch(tokens)
 
     def besides_batch(self, tokens: int) -> Way:
-        """The way of what a batch's linears do not do: the head, and steps with adapters."""
+        """The way of what a batch's linears do not do: the head of few, and steps with adapters."""
         if tokens <= self.fused_tokens:
             return Way.FUSED
         return Way.OWN if tokens <= self.own_tokens else Way.TORCH
+
+    def head(self, segments: int, layers: Way) -> Way:
+        """The way of the head behind layers that went `layers`. A batch's linears leave their
+        output normalized: then torch's product takes less time than the fused linear.
+        """
+        if layers is Way.BATCH and segments >= LEAST_BATCH_TOKENS:
+            return Way.TORCH
+        return self.besides_batch(segments)
 
 
 @dataclass(frozen=True)

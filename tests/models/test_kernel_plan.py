@@ -213,6 +213,8 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
         Way.TORCH,
     ]
     assert [ways.besides_batch(n) for n in (33, 64, 65)] == [Way.FUSED, Way.FUSED, Way.TORCH]
+    assert [ways.head(n, Way.BATCH) for n in (32, 33, 64)] == [Way.FUSED, Way.TORCH, Way.TORCH]
+    assert [ways.head(n, Way.FUSED) for n in (32, 33, 64)] == [Way.FUSED] * 3  # with adapters
     assert ways.uses_torch
     assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
     allowed = gpu_target((10, 0), hopper_on_10=True)
