@@ -71,7 +71,7 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
     few, many = (1, 8, "narrow"), (most + 1, None, "cuBLAS")
     for op in LINEARS[:-1]:
         assert runs(entries, step, op) == [few, (9, 32, "mid"), (33, most, "batch"), many]
-    assert runs(entries, step, "head") == [few, (9, 64, "mid"), (65, None, "cuBLAS")]
+    assert runs(entries, step, "head") == [few, (9, 32, "mid"), (33, None, "cuBLAS")]
     norms = [(1, 32, "-"), (33, most, "sum_norm"), (most + 1, None, "rms_norm")]
     assert runs(entries, step, "norms") == norms
     assert runs(entries, step, "swiglu") == [(1, most, "-"), (most + 1, None, "silu_mul")]
