@@ -8,7 +8,7 @@ at depth 2 step t+1 is launched before step t is committed::
     device   ── forward t ──▶── sample t ──▶── forward t+1 ──▶── sample t+1 ──▶── forward t+2 ...
     copies                        └─▶ records t ─▶ host          └─▶ records t+1 ─▶ host
 
-The invariants I1 to I11 are in photon_ext/README.md. Slot occupancy is derived from the steps in
+The invariants I1 to I15 are in photon_ext/README.md. Slot occupancy is derived from the steps in
 flight, never stored beside them.
 """
 

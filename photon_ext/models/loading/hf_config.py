@@ -1,7 +1,7 @@
 """ModelConfig from a Hugging Face config.json.
 
-A file that asks for something the decoder does not do (another architecture, another activation,
-partial rotary embeddings, ...) is refused here, by name, before any weight is read.
+A file that asks for something the decoder does not do (another architecture or activation, a
+rotation that no table of ours expresses, ...) is refused here, by name, before any weight is read.
 """
 
 from __future__ import annotations
