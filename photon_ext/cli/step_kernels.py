@@ -19,11 +19,11 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     ALL,
     LEAST_BATCH_TOKENS,
+    ExecutionMode,
+    ExecutionModes,
     KernelPlan,
     Linear,
     Target,
-    Way,
-    Ways,
     layer_linears,
     linears_misfit,
 )
@@ -70,12 +70,12 @@ class Setting:
 def step_kernels(setting: Setting) -> list[Entry]:
     """Every op of a step that has a choice, in the order in which they run."""
     entries = []
-    for step, ways in (("decode", setting.plan.decode), ("chunks", setting.plan.chunks)):
-        bounds = {*_C.plan_tokens, ways.fused_tokens, ways.own_tokens}
-        if ways.batch_tokens:
-            bounds |= {LEAST_BATCH_TOKENS - 1, ways.batch_tokens}
+    for step, modes in (("decode", setting.plan.decode), ("chunks", setting.plan.chunks)):
+        bounds = {*_C.plan_tokens, modes.fused_tokens, modes.own_tokens}
+        if modes.batch_tokens:
+            bounds |= {LEAST_BATCH_TOKENS - 1, modes.batch_tokens}
         starts = [1, *sorted(bound + 1 for bound in bounds if 0 < bound < ALL)]
-        for op, choose in _ops(setting, step, ways).items():
+        for op, choose in _ops(setting, step, modes).items():
             runs = groupby(starts, choose)
             firsts = [(next(tokens), chosen) for chosen, tokens in runs]
             ends = [least - 1 for least, _ in firsts[1:]]
@@ -84,12 +84,12 @@ def step_kernels(setting: Setting) -> list[Entry]:
     return entries
 
 
-def _ops(one: Setting, step: str, ways: Ways) -> dict[str, Callable[[int], Chosen]]:
+def _ops(one: Setting, step: str, modes: ExecutionModes) -> dict[str, Callable[[int], Chosen]]:
     """Of each op, what it runs for a number of tokens."""
     linears = layer_linears(one.config)
 
     def linear(name: str) -> Callable[[int], Chosen]:
-        return lambda tokens: _linear(one, ways.of(tokens), tokens, linears[name])
+        return lambda tokens: _linear(one, modes.of(tokens), tokens, linears[name])
 
     attention: dict[str, Callable[[int], Chosen]] = {
         "attention": lambda tokens: _decode_attention(one, tokens)
@@ -102,29 +102,29 @@ def _ops(one: Setting, step: str, ways: Ways) -> dict[str, Callable[[int], Chose
     inside = one.plan.hopper and step == "decode"
     head = linears["q, k, v"]._replace(n=one.config.vocab)
     return {
-        "norms": lambda tokens: _norms(one, ways.of(tokens), tokens),
+        "norms": lambda tokens: _norms(one, modes.of(tokens), tokens),
         "q, k, v": linear("q, k, v"),
         "rotation": lambda _: Chosen(WITHIN if inside else "rope_append_kv"),
         **attention,
         "o": linear("o"),
         "gate, up": linear("gate, up"),
         "swiglu": lambda tokens: Chosen(
-            WITHIN if ways.of(tokens) in (Way.FUSED, Way.BATCH) else "silu_mul"
+            WITHIN if modes.of(tokens) in (ExecutionMode.FUSED, ExecutionMode.BATCH) else "silu_mul"
         ),
         "down": linear("down"),
-        "head": lambda tokens: _linear(one, ways.head(tokens, ways.of(tokens)), tokens, head),
+        "head": lambda tokens: _linear(one, modes.head(tokens, modes.of(tokens)), tokens, head),
         "sampling": lambda _: _sampling(one),
     }
 
 
-def _linear(one: Setting, way: Way, tokens: int, linear: Linear) -> Chosen:
-    if way is Way.TORCH:
+def _linear(one: Setting, mode: ExecutionMode, tokens: int, linear: Linear) -> Chosen:
+    if mode is ExecutionMode.TORCH:
         return Chosen(TORCH)
-    if way is Way.OWN:
+    if mode is ExecutionMode.OWN:
         fused = one.plan.hopper  # was asked for
         return Chosen("tile", linears_misfit(one.config, one.target, one.dtype) if fused else None)
-    op = linear.batch if way is Way.BATCH else linear.fused
-    workspace = way is Way.BATCH or _has_workspace(one)
+    op = linear.batch if mode is ExecutionMode.BATCH else linear.fused
+    workspace = mode is ExecutionMode.BATCH or _has_workspace(one)
     return Chosen(
         *_C.plan_linear(one.target.gpu, op, one.dtype, tokens, linear.n, linear.k, workspace)
     )
@@ -136,12 +136,12 @@ def _has_workspace(one: Setting) -> bool:
     return one.plan.chunks.fused_tokens > 0 and one.config.intermediate >= words
 
 
-def _norms(one: Setting, way: Way, tokens: int) -> Chosen:
-    if way is Way.BATCH:
+def _norms(one: Setting, mode: ExecutionMode, tokens: int) -> Chosen:
+    if mode is ExecutionMode.BATCH:
         return Chosen("sum_norm")  # behind o and down; in front of the first layer stands rms_norm
-    if way is not Way.FUSED:
+    if mode is not ExecutionMode.FUSED:
         return Chosen("rms_norm")
-    linear = _linear(one, way, tokens, layer_linears(one.config)["q, k, v"])
+    linear = _linear(one, mode, tokens, layer_linears(one.config)["q, k, v"])
     return Chosen("norm" if linear.kernel == "large" else WITHIN)
 
 

@@ -20,9 +20,9 @@ from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
+    ExecutionMode,
+    ExecutionModes,
     KernelPlan,
-    Way,
-    Ways,
     dtype_name,
     link_misfit,
     plan_for,
@@ -163,20 +163,24 @@ class Decoder:
         ops.embedding_into(buffers.residual, step.decode_meta, embedding, self.embeds)
         if step.spatial and self._region is not None:
             self._region.embed(buffers.residual, step)
-        ways = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
-        way = ways.besides_batch(num_tokens) if step.lora else ways.of(num_tokens)
-        if way is Way.FUSED and step.lora and not self._has_links:
-            way = Way.OWN
-        self._run_layers(self._execution(way, step, buffers, step.counts[Count.TOKENS :]))
+        modes = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
+        mode = modes.besides_batch(num_tokens) if step.lora else modes.of(num_tokens)
+        if mode is ExecutionMode.FUSED and step.lora and not self._has_links:
+            mode = ExecutionMode.OWN
+        self._run_layers(self._execution(mode, step, buffers, step.counts[Count.TOKENS :]))
         if step.score is not None:
-            self._score_tokens(step, buffers, ways)
-        self._write_logits(step, buffers, ways.head(segments, way))
+            self._score_tokens(step, buffers, modes)
+        self._write_logits(step, buffers, modes.head(segments, mode))
         step.logits = buffers.logits
 
     def _execution(
-        self, way: Way, step: StepTensors, buffers: Activations, counts: torch.Tensor | None
+        self,
+        mode: ExecutionMode,
+        step: StepTensors,
+        buffers: Activations,
+        counts: torch.Tensor | None,
     ) -> Execution:
-        return EXECUTIONS[way](step, buffers, self._workspaces, self.config.rms_eps, counts)
+        return EXECUTIONS[mode](step, buffers, self._workspaces, self.config.rms_eps, counts)
 
     def _run_layers(self, execution: Execution) -> None:
         """From `buffers.residual`, the embeddings, to the output of the last layer: there, and
@@ -187,11 +191,11 @@ class Decoder:
         for block, following in self._blocks:
             block.run(execution, self._attention, following)
 
-    def _write_logits(self, step: StepTensors, buffers: Activations, way: Way) -> None:
+    def _write_logits(self, step: StepTensors, buffers: Activations, mode: ExecutionMode) -> None:
         """From the last layer's output to `buffers.logits`. Fused layers do not normalize it; the
         head, which has no more tokens than they, is then fused, too.
         """
-        execution = self._execution(way, step, buffers, step.counts[Count.SEGMENTS :])
+        execution = self._execution(mode, step, buffers, step.counts[Count.SEGMENTS :])
         sampled = execution.hidden
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
@@ -201,13 +205,13 @@ class Decoder:
             step.value_logits = self._region.logits(len(sampled))
             execution.project(step.value_logits, sampled, self._region.head)
 
-    def _score_tokens(self, step: StepTensors, buffers: Activations, ways: Ways) -> None:
+    def _score_tokens(self, step: StepTensors, buffers: Activations, modes: ExecutionModes) -> None:
         """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
         room, end = self._arena.activations.logits, len(step.decode_meta)
         assert step.score is not None
         for begin in range(step.decode_tokens, end, len(room)):
             logits = room[: end - begin]
-            execution = self._execution(ways.besides_batch(len(logits)), step, buffers, None)
+            execution = self._execution(modes.besides_batch(len(logits)), step, buffers, None)
             part = execution.hidden[begin : begin + len(logits)]
             execution.project(logits, part, self.weights.head)
             step.score(logits, begin)

@@ -79,7 +79,7 @@ def target_of(device: torch.device) -> Target:
         return Target(capability, hopper_runs())
 
 
-class Way(Enum):
+class ExecutionMode(Enum):
     """How a step goes through the linears of its layers, and through the head."""
 
     FUSED = "fused ops"  # with their norms, SwiGLU and residuals, by Hopper kernels where they fit
@@ -89,10 +89,10 @@ class Way(Enum):
 
 
 @dataclass(frozen=True)
-class Ways:
-    """Steps of up to `fused_tokens` tokens go the way FUSED, others of up to `own_tokens` OWN, and
-    those of more TORCH; but from `LEAST_BATCH_TOKENS` up to `batch_tokens` BATCH. ConfigError: one
-    is no integer from 0 on.
+class ExecutionModes:
+    """The mode of a step by its tokens: BATCH from `LEAST_BATCH_TOKENS` to `batch_tokens`, else
+    FUSED up to `fused_tokens`, else OWN up to `own_tokens`, else TORCH. ConfigError: a field is not
+    an integer from 0 on.
     """
 
     fused_tokens: int = 0
@@ -101,7 +101,7 @@ class Ways:
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
-            checked = check_count(f"Ways: {name}", tokens, ALL, least=0)
+            checked = check_count(f"ExecutionModes: {name}", tokens, ALL, least=0)
             object.__setattr__(self, name, checked)
 
     @property
@@ -109,23 +109,23 @@ class Ways:
         """Whether steps of some number of tokens multiply through torch."""
         return max(self.fused_tokens, self.own_tokens, self.batch_tokens) < ALL
 
-    def of(self, tokens: int) -> Way:
+    def of(self, tokens: int) -> ExecutionMode:
         if LEAST_BATCH_TOKENS <= tokens <= self.batch_tokens:
-            return Way.BATCH
+            return ExecutionMode.BATCH
         return self.besides_batch(tokens)
 
-    def besides_batch(self, tokens: int) -> Way:
-        """The way of what a batch's linears do not do: the head of few, and steps with adapters."""
+    def besides_batch(self, tokens: int) -> ExecutionMode:
+        """The mode where BATCH is ruled out: a head with few segments, and steps with adapters."""
         if tokens <= self.fused_tokens:
-            return Way.FUSED
-        return Way.OWN if tokens <= self.own_tokens else Way.TORCH
+            return ExecutionMode.FUSED
+        return ExecutionMode.OWN if tokens <= self.own_tokens else ExecutionMode.TORCH
 
-    def head(self, segments: int, layers: Way) -> Way:
-        """The way of the head behind layers that went `layers`. A batch's linears leave their
+    def head(self, segments: int, layers: ExecutionMode) -> ExecutionMode:
+        """The mode of the head behind layers that ran in mode `layers`. BATCH leaves their
         output normalized: then torch's product takes less time than the fused linear.
         """
-        if layers is Way.BATCH and segments >= LEAST_BATCH_TOKENS:
-            return Way.TORCH
+        if layers is ExecutionMode.BATCH and segments >= LEAST_BATCH_TOKENS:
+            return ExecutionMode.TORCH
         return self.besides_batch(segments)
 
 
@@ -147,8 +147,8 @@ class KernelPlan:
     """
 
     hopper: bool = False
-    decode: Ways = Ways()
-    chunks: Ways = Ways()
+    decode: ExecutionModes = ExecutionModes()
+    chunks: ExecutionModes = ExecutionModes()
     even: bool = False
     batch_attention: bool = False
 
@@ -156,9 +156,9 @@ class KernelPlan:
         check_flag("KernelPlan: hopper", self.hopper)
         check_flag("KernelPlan: even", self.even)
         check_flag("KernelPlan: batch_attention", self.batch_attention)
-        for name, ways in (("decode", self.decode), ("chunks", self.chunks)):
-            if not isinstance(ways, Ways):
-                raise ConfigError(f"KernelPlan: {name} is {shown(ways)}; give Ways(...)")
+        for name, modes in (("decode", self.decode), ("chunks", self.chunks)):
+            if not isinstance(modes, ExecutionModes):
+                raise ConfigError(f"KernelPlan: {name} is {shown(modes)}; give ExecutionModes(...)")
 
 
 def plan_kernels(
@@ -188,13 +188,13 @@ def plan_kernels(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {shown(dtype)}; give {', '.join(map(repr, DTYPES))}")
     torch_too = target.capability is not None and not exact
-    plain = Ways(0, OWN_TOKENS if torch_too else ALL)
+    plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
     fits = linears_misfit(config, target, dtype) is None
     batch = torch_too and batch_misfit(config, target, dtype) is None
     most = most_batch_tokens(config) if batch else 0
-    fused = Ways(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, most)
+    fused = ExecutionModes(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, most)
     chunks = fused if fits else plain
     return KernelPlan(True, fused, chunks, even=torch_too, batch_attention=torch_too)
 
@@ -231,8 +231,8 @@ def choose_backend(backend: Backend | None, target: Target, dtype: str) -> Backe
 
 
 class Linear(NamedTuple):
-    """A linear of a layer: its weight is [n, k], and it runs `fused` where steps go the way FUSED,
-    and `batch` where they go the way BATCH.
+    """A linear of a layer: its weight is [n, k], and its op is `fused` in steps of the mode
+    FUSED, and `batch` in those of BATCH.
     """
 
     fused: str
@@ -297,7 +297,7 @@ def even_attention_misfit(
 
 def link_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of `lora_link_`, which stands between fused linears in steps with adapters; where it does not
-    take the model, such steps go the way OWN. A CPU has it, too.
+    take the model, such steps run in the mode OWN. A CPU has it, too.
     """
     if target.capability is not None and not target.runs_hopper:
         return _C.hopper_unsupported(target.gpu)

@@ -23,7 +23,7 @@ from tests.emulator.test_ops import run
 SCRIPT = """
 import ctypes, json, os, torch
 from photon_ext._library import _ops_library as library
-from photon_ext.models.kernel_plan import KernelPlan, Ways
+from photon_ext.models.kernel_plan import KernelPlan, ExecutionModes
 from photon_ext.models.weights import random_weights
 from photon_ext.models.config import Family, ModelConfig
 from tests.models.harness import Chunk, Harness
@@ -31,7 +31,7 @@ from tests.models.harness import Chunk, Harness
 given = json.loads(os.environ["GIVEN"])
 config = ModelConfig(Family.QWEN3, *given["shape"])
 hopper, decode, chunks, *others = given["plan"]
-plan = KernelPlan(hopper, Ways(*decode), Ways(*chunks), *others)
+plan = KernelPlan(hopper, ExecutionModes(*decode), ExecutionModes(*chunks), *others)
 weights = random_weights(config, getattr(torch, given["dtype"]))
 decoder = Harness(config, weights, 112, 16, rows=98, max_step_tokens=128, plan=plan)
 library.photon_emulator_take_kernel.restype = ctypes.c_uint64
@@ -121,10 +121,10 @@ def test_the_kernels_that_a_plan_names_are_those_that_run(
     config, target = ModelConfig(Family.QWEN3, *shape), gpu_target(capability)
     plan = plan_kernels(config, target, dtype, backend, exact)
     entries = step_kernels(Setting(config, target, dtype, plan))
-    ways = [astuple(ways) for ways in (plan.decode, plan.chunks)]
+    modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
     given = {
         "shape": shape,
-        "plan": [plan.hopper, *ways, plan.even, plan.batch_attention],
+        "plan": [plan.hopper, *modes, plan.even, plan.batch_attention],
         "dtype": dtype,
         "tokens": tokens,
     }

@@ -16,8 +16,8 @@ from photon_ext.models.decoder import Decoder
 from photon_ext.models.kernel_plan import (
     BATCH_TOKENS,
     FUSED_TOKENS,
+    ExecutionModes,
     KernelPlan,
-    Ways,
     plan_for,
 )
 from photon_ext.models.lora import LoraShape
@@ -261,10 +261,10 @@ def storages(part: object, found: dict[int, int]) -> dict[int, int]:
     return found
 
 
-WAYS = Ways(fused_tokens=FUSED_TOKENS, batch_tokens=BATCH_TOKENS)
+MODES = ExecutionModes(fused_tokens=FUSED_TOKENS, batch_tokens=BATCH_TOKENS)
 
 
-@pytest.mark.parametrize("plan", [KernelPlan(), KernelPlan(True, WAYS, WAYS)])
+@pytest.mark.parametrize("plan", [KernelPlan(), KernelPlan(True, MODES, MODES)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("lora_slots", [0, 2])
 def test_what_a_decoder_holds_is_what_it_is_sized_for(

@@ -19,8 +19,8 @@ from photon_ext.models.kernel_plan import (
     FUSED_TOKENS,
     LEAST_BATCH_TOKENS,
     NARROW_BATCH_TOKENS,
+    ExecutionModes,
     KernelPlan,
-    Ways,
 )
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
@@ -271,7 +271,7 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
     exact = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True).prefill(
         [Chunk(1, 0, PROMPT)]
     )
-    plan = KernelPlan(hopper=True, decode=Ways(1, 1), chunks=Ways(1, 1))
+    plan = KernelPlan(hopper=True, decode=ExecutionModes(1, 1), chunks=ExecutionModes(1, 1))
     decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True, plan=plan)
     logits = decoder.prefill([Chunk(1, 0, PROMPT)])
     assert len(products) == 4 * decoder.decoder.config.layers
@@ -326,8 +326,8 @@ def test_a_batchs_linears_serve_decode_rows_chunks_and_both(
     monkeypatch.setattr(
         ops, "linear_norm_into", lambda *a, **options: called.append(len(a[0])) or op(*a, **options)
     )
-    ways = Ways(FUSED_TOKENS, FUSED_TOKENS, BATCH_TOKENS)
-    plan, count = KernelPlan(hopper=True, decode=ways, chunks=ways), LEAST_BATCH_TOKENS + 1
+    modes = ExecutionModes(FUSED_TOKENS, FUSED_TOKENS, BATCH_TOKENS)
+    plan, count = KernelPlan(hopper=True, decode=modes, chunks=modes), LEAST_BATCH_TOKENS + 1
     for name in ("llama-6-2-64-tied", "llama-7-1-96-biased", "qwen3-4-2-128"):
         sizes = {"rows": count, "max_step_tokens": BATCH_TOKENS}
         exact = harness(name, device, torch.bfloat16, hopper=True, **sizes)
@@ -350,13 +350,13 @@ def test_a_batchs_linears_serve_decode_rows_chunks_and_both(
 
 
 @pytest.mark.parametrize(
-    "ways",
-    [Ways(FUSED_TOKENS, FUSED_TOKENS, BATCH_TOKENS), Ways(1, 1)],
+    "modes",
+    [ExecutionModes(FUSED_TOKENS, FUSED_TOKENS, BATCH_TOKENS), ExecutionModes(1, 1)],
     ids=["a batch's linears", "torch"],
 )
 @pytest.mark.parametrize("device", DEVICES)
 def test_attention_of_a_batch_serves_decode_rows_alone_and_beside_chunks(
-    device: str, ways: Ways, monkeypatch: pytest.MonkeyPatch
+    device: str, modes: ExecutionModes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, op = [], ops.fused_attention_decode_into
     monkeypatch.setattr(
@@ -365,7 +365,7 @@ def test_attention_of_a_batch_serves_decode_rows_alone_and_beside_chunks(
         lambda *a, **options: asked.append((len(a[1]), options["batch"])) or op(*a, **options),
     )
     count = LEAST_BATCH_TOKENS + 1
-    plan = KernelPlan(hopper=True, decode=ways, chunks=ways, even=True, batch_attention=True)
+    plan = KernelPlan(hopper=True, decode=modes, chunks=modes, even=True, batch_attention=True)
     sizes = {"rows": count, "max_step_tokens": BATCH_TOKENS}
     rows, steps = [*range(1, count)], []
     for options in ({}, {"plan": plan}):

@@ -21,10 +21,10 @@ from photon_ext.models.kernel_plan import (
     ALL,
     BATCH_TOKENS,
     NARROW_BATCH_TOKENS,
+    ExecutionMode,
+    ExecutionModes,
     KernelPlan,
     Target,
-    Way,
-    Ways,
     batch_misfit,
     even_attention_misfit,
     gpu_target,
@@ -175,7 +175,9 @@ def test_a_model_whose_linears_do_not_all_fit_is_fused_where_it_decodes_alone() 
     """With portable kernels for those, which say why; in steps with chunks for all."""
     config = replace(CONFIG, q_heads=7, kv_heads=1, head_dim=96)
     entries, why = table(config), "the number of columns is no multiple of 64 (672)"
-    plan = KernelPlan(True, Ways(64, 32), Ways(0, 32), even=True, batch_attention=True)
+    plan = KernelPlan(
+        True, ExecutionModes(64, 32), ExecutionModes(0, 32), even=True, batch_attention=True
+    )
     assert plan_kernels(config, H200, "bfloat16") == plan
     assert runs(entries, "decode", "o") == [(1, 64, "tile"), (65, None, "cuBLAS")]
     assert runs(entries, "decode", "down")[0] == (1, 8, "narrow")
@@ -195,30 +197,40 @@ def test_heads_that_attention_does_not_take_are_named() -> None:
 
 def test_on_a_cpu_nothing_goes_through_torch() -> None:
     assert plan_kernels(CONFIG, Target(), "float32") == KernelPlan()
-    assert {Ways().of(tokens) for tokens in (1, 33, 4096)} == {Way.OWN}
+    assert {ExecutionModes().of(tokens) for tokens in (1, 33, 4096)} == {ExecutionMode.OWN}
     hopper = plan_kernels(CONFIG, Target(runs_hopper=True), "bfloat16", "hopper")
-    assert hopper == KernelPlan(True, Ways(ALL, ALL), Ways(ALL, ALL))
+    assert hopper == KernelPlan(True, ExecutionModes(ALL, ALL), ExecutionModes(ALL, ALL))
 
 
 def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_adapters() -> None:
     plan = plan_kernels(CONFIG, H200, "bfloat16")
-    ways = plan.decode
-    assert ways == plan.chunks == Ways(64, 32, NARROW_BATCH_TOKENS)
+    modes = plan.decode
+    assert modes == plan.chunks == ExecutionModes(64, 32, NARROW_BATCH_TOKENS)
     wide = NAMED_SHAPES["qwen3-4b"]
     assert plan_kernels(wide, H200, "bfloat16").decode.batch_tokens == BATCH_TOKENS
-    assert [ways.of(n) for n in (32, 33, 256, 257)] == [
-        Way.FUSED,
-        Way.BATCH,
-        Way.BATCH,
-        Way.TORCH,
+    assert [modes.of(n) for n in (32, 33, 256, 257)] == [
+        ExecutionMode.FUSED,
+        ExecutionMode.BATCH,
+        ExecutionMode.BATCH,
+        ExecutionMode.TORCH,
     ]
-    assert [ways.besides_batch(n) for n in (33, 64, 65)] == [Way.FUSED, Way.FUSED, Way.TORCH]
-    assert [ways.head(n, Way.BATCH) for n in (32, 33, 64)] == [Way.FUSED, Way.TORCH, Way.TORCH]
-    assert [ways.head(n, Way.FUSED) for n in (32, 33, 64)] == [Way.FUSED] * 3  # with adapters
-    assert ways.uses_torch
+    assert [modes.besides_batch(n) for n in (33, 64, 65)] == [
+        ExecutionMode.FUSED,
+        ExecutionMode.FUSED,
+        ExecutionMode.TORCH,
+    ]
+    assert [modes.head(n, ExecutionMode.BATCH) for n in (32, 33, 64)] == [
+        ExecutionMode.FUSED,
+        ExecutionMode.TORCH,
+        ExecutionMode.TORCH,
+    ]
+    assert [modes.head(n, ExecutionMode.FUSED) for n in (32, 33, 64)] == [
+        ExecutionMode.FUSED
+    ] * 3  # with adapters
+    assert modes.uses_torch
     assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
     allowed = gpu_target((10, 0), hopper_on_10=True)
-    assert plan_kernels(CONFIG, allowed, "bfloat16").decode == Ways(64, 32)
+    assert plan_kernels(CONFIG, allowed, "bfloat16").decode == ExecutionModes(64, 32)
     odd = replace(CONFIG, hidden=200)
     assert plan_kernels(odd, H200, "bfloat16").decode.batch_tokens == 0
 
@@ -236,7 +248,7 @@ def test_what_a_batchs_linears_do_not_take() -> None:
 
 def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why() -> None:
     config = replace(CONFIG, intermediate=100)
-    plan = KernelPlan(True, Ways(0, 32, 128), Ways(0, 32, 128))
+    plan = KernelPlan(True, ExecutionModes(0, 32, 128), ExecutionModes(0, 32, 128))
     entries = step_kernels(Setting(config, H200, "bfloat16", plan))
     own, batch, torch = (1, 32, "tile"), (33, 128, "tile"), (129, None, "cuBLAS")
     assert runs(entries, "decode", "down") == [own, batch, torch]
@@ -248,7 +260,7 @@ def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why
 
 def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
     with pytest.raises(ConfigError, match="fused_tokens is -1; give an integer from 0 to"):
-        Ways(fused_tokens=-1)
+        ExecutionModes(fused_tokens=-1)
 
 
 # --- what does not fit ----------------------------------------------------------------------------
@@ -330,7 +342,7 @@ def test_an_engine_asks_before_it_is_made() -> None:
 def test_an_engine_runs_the_plan_that_it_is_given() -> None:
     weights = random_weights(CONFIG, torch.float32)
     usual = plan_for(CONFIG, weights)
-    plan = replace(usual, decode=Ways(fused_tokens=2))
+    plan = replace(usual, decode=ExecutionModes(fused_tokens=2))
     assert plan != usual
     options = EngineOptions(max_len=64, max_rows=4, kernel_plan=plan)
     assert make_parts(options, CONFIG, weights)[1].plan is plan
@@ -354,7 +366,7 @@ def test_a_plan_beside_what_chooses_one_is_refused(
 
 def test_products_by_torch_are_refused_in_a_graph_of_a_cpu() -> None:
     weights = random_weights(CONFIG, torch.float32)
-    plan = replace(plan_for(CONFIG, weights), chunks=Ways(own_tokens=8))
+    plan = replace(plan_for(CONFIG, weights), chunks=ExecutionModes(own_tokens=8))
     with pytest.raises(ConfigError, match=r"by torch .* which a graph on cpu cannot hold"):
         make_parts(EngineOptions(max_len=64, max_rows=4, kernel_plan=plan), CONFIG, weights)
     eager = EngineOptions(max_len=64, max_rows=4, kernel_plan=plan, graph=False)
@@ -369,15 +381,18 @@ def test_a_plan_that_is_none_is_refused() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Ways(own_tokens=2.5), "Ways: own_tokens is 2.5; give an integer from 0 to"),
-        (lambda: Ways(True), "Ways: fused_tokens is True; give an integer"),
+        (
+            lambda: ExecutionModes(own_tokens=2.5),
+            "ExecutionModes: own_tokens is 2.5; give an integer from 0 to",
+        ),
+        (lambda: ExecutionModes(True), "ExecutionModes: fused_tokens is True; give an integer"),
         (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
         (lambda: KernelPlan(even=1), "KernelPlan: even is 1; give True or False"),
         (
             lambda: KernelPlan(batch_attention=1),
             "KernelPlan: batch_attention is 1; give True or False",
         ),
-        (lambda: KernelPlan(decode=8), r"KernelPlan: decode is 8; give Ways\(...\)"),
+        (lambda: KernelPlan(decode=8), r"KernelPlan: decode is 8; give ExecutionModes\(...\)"),
         (lambda: plan_kernels(CONFIG, H200, "int8"), "dtype is 'int8'; give 'float32', 'float16'"),
         (lambda: plan_kernels(CONFIG, H200, "bfloat16", "fast"), "backend is 'fast'"),
         (lambda: plan_kernels(CONFIG, H200, "bfloat16", None, 1), "exact is 1; give True or"),

@@ -14,7 +14,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.kernel_plan import ALL, KernelPlan, Ways
+from photon_ext.models.kernel_plan import ALL, ExecutionModes, KernelPlan
 from photon_ext.models.layers.block import Block
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.weights import DecoderWeights, random_weights
@@ -22,10 +22,10 @@ from tests.models.harness import Chunk, Harness
 
 CONFIG = ModelConfig(Family.QWEN3, 64, 2, 4, 2, 16, 96, 131)
 MODES = {
-    "op by op": Ways(),
-    "torch": Ways(own_tokens=0),
-    "fused": Ways(fused_tokens=ALL),
-    "batch": Ways(fused_tokens=ALL, batch_tokens=64),
+    "op by op": ExecutionModes(),
+    "torch": ExecutionModes(own_tokens=0),
+    "fused": ExecutionModes(fused_tokens=ALL),
+    "batch": ExecutionModes(fused_tokens=ALL, batch_tokens=64),
 }
 TOKENS = 33  # as many as a batch's linears ask for
 
@@ -55,9 +55,9 @@ def lora(slots: int) -> LoraSlots:
 
 
 def ops_of_a_decode_step(
-    monkeypatch: pytest.MonkeyPatch, ways: Ways, adapters: bool = False
+    monkeypatch: pytest.MonkeyPatch, modes: ExecutionModes, adapters: bool = False
 ) -> list[str]:
-    plan = KernelPlan(hopper=True, decode=ways)
+    plan = KernelPlan(hopper=True, decode=modes)
     sizes = {"rows": TOKENS, "max_step_tokens": TOKENS, "max_len": 8}
     slots = lora(1) if adapters else None
     weights = random_weights(CONFIG, torch.bfloat16)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from photon_ext import ops
-from photon_ext.models.kernel_plan import Way
+from photon_ext.models.kernel_plan import ExecutionMode
 from photon_ext.models.layers.adapter import Adapter, link
 from photon_ext.models.layers.buffers import Activations, Workspaces
 from photon_ext.models.layers.weight import Weight
@@ -297,11 +297,11 @@ class Batch(Execution):
         )
 
 
-EXECUTIONS: Mapping[Way, type[Execution]] = {
-    Way.FUSED: Fused,
-    Way.BATCH: Batch,
-    Way.OWN: Unfused,
-    Way.TORCH: TorchProducts,
+EXECUTIONS: Mapping[ExecutionMode, type[Execution]] = {
+    ExecutionMode.FUSED: Fused,
+    ExecutionMode.BATCH: Batch,
+    ExecutionMode.OWN: Unfused,
+    ExecutionMode.TORCH: TorchProducts,
 }
 
 
