@@ -132,7 +132,7 @@ def test_a_source_has_its_own_architectures(
     assert list(build.cuda_archs(chunks)) == ["compute_80", "compute_90a", "compute_100a"]
 
 
-MISFIT_ON_10 = """
+UNSUPPORTED_ON_10 = """
 #include <cstdio>
 #include "cuda/launch.cuh"
 
@@ -150,8 +150,8 @@ int main() {
 
 
 def test_a_build_without_code_for_10_says_so_there(build: ModuleType, tmp_path: Path) -> None:
-    source, program = tmp_path / "misfit.cpp", tmp_path / "misfit"
-    source.write_text(MISFIT_ON_10)
+    source, program = tmp_path / "unsupported.cpp", tmp_path / "unsupported"
+    source.write_text(UNSUPPORTED_ON_10)
     said = {}
     for switch in ("-U", "-D"):
         flags = build.EMULATOR_FLAGS.replace("-DPHOTON_SM_100", "")

@@ -17,7 +17,7 @@ from photon_ext.models.kernel_plan import (
     GPUS,
     Target,
     gpu_target,
-    hopper_misfit,
+    hopper_unsupported,
     plan_kernels,
     target_of,
 )
@@ -40,7 +40,7 @@ def planned(arguments: argparse.Namespace) -> str:
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
     entries = step_kernels(Setting(config, target, dtype, plan))
     backend = "hopper" if plan.hopper else "portable"
-    misfit = hopper_misfit(config, target, dtype)
+    unsupported = hopper_unsupported(config, target, dtype)
     if arguments.json:
         head = {"model": arguments.plan, "device": device, "dtype": dtype}
         ops = [entry._asdict() for entry in entries]
@@ -49,16 +49,16 @@ def planned(arguments: argparse.Namespace) -> str:
                 **head,
                 "backend": backend,
                 "exact": arguments.exact,
-                "hopper_misfit": misfit,
+                "hopper_unsupported": unsupported,
                 "kernels": ops,
             }
         )
     exact = ", exact" if arguments.exact else ""
     lines = [f"{arguments.plan} in {dtype} on {device}: backend {backend}{exact}"]
-    if misfit and backend == "portable" and arguments.backend is None:
-        lines.append(f"hopper was not chosen: {misfit}")
-    if misfit and backend == "hopper" and arguments.exact:
-        lines.append(f"an engine with exact=True refuses this: {misfit}")
+    if unsupported and backend == "portable" and arguments.backend is None:
+        lines.append(f"hopper was not chosen: {unsupported}")
+    if unsupported and backend == "hopper" and arguments.exact:
+        lines.append(f"an engine with exact=True refuses this: {unsupported}")
     for step, title in _TITLES.items():
         lines += ["", *_block(title, [entry for entry in entries if entry.step == step])]
     return "\n".join([*lines, "", *_reasons(entries), _LEGEND])

@@ -25,7 +25,7 @@ from photon_ext.models.kernel_plan import (
     Linear,
     Target,
     layer_linears,
-    linears_misfit,
+    linears_unsupported,
 )
 
 WITHIN = "-"  # what the op does is part of another kernel
@@ -122,7 +122,9 @@ def _linear(one: Setting, mode: ExecutionMode, tokens: int, linear: Linear) -> C
         return Chosen(TORCH)
     if mode is ExecutionMode.OWN:
         fused = one.plan.hopper  # was asked for
-        return Chosen("tile", linears_misfit(one.config, one.target, one.dtype) if fused else None)
+        return Chosen(
+            "tile", linears_unsupported(one.config, one.target, one.dtype) if fused else None
+        )
     op = linear.batch if mode is ExecutionMode.BATCH else linear.fused
     workspace = mode is ExecutionMode.BATCH or _has_workspace(one)
     return Chosen(

@@ -190,7 +190,7 @@ class EngineOptions:
             raise ConfigError(
                 f"kernel_plan is given, and {' and '.join(given)}: that chooses a plan of its own; "
                 "leave out one of them, or give both to plan_kernels (which does not ask whether "
-                "all steps of an exact model sum alike, see hopper_misfit)"
+                "all steps of an exact model sum alike, see hopper_unsupported)"
             )
 
     def _settle(self, name: str, value: object) -> None:

@@ -12,7 +12,7 @@ from photon_ext.models.decoder import Decoder
 from photon_ext.models.kernel_plan import (
     KernelPlan,
     dtype_name,
-    hopper_misfit,
+    hopper_unsupported,
     plan_for,
     target_of,
 )
@@ -76,11 +76,11 @@ def check_exact(config: ModelConfig, dtype: torch.dtype, device: torch.device) -
     """Raises ConfigError where some steps of the model would run portable kernels in place of
     Hopper ones, and so sum in another order than other steps.
     """
-    misfit = hopper_misfit(config, target_of(device), dtype_name(dtype))
-    if misfit is not None:
+    unsupported = hopper_unsupported(config, target_of(device), dtype_name(dtype))
+    if unsupported is not None:
         raise ConfigError(
             f"exact is True, and the Hopper kernels do not take all of the model on {device}: "
-            f'{misfit}; pass backend="portable", whose kernels take every model'
+            f'{unsupported}; pass backend="portable", whose kernels take every model'
         )
 
 

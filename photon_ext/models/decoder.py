@@ -24,7 +24,7 @@ from photon_ext.models.kernel_plan import (
     ExecutionModes,
     KernelPlan,
     dtype_name,
-    link_misfit,
+    link_unsupported,
     plan_for,
     target_of,
 )
@@ -109,7 +109,7 @@ class Decoder:
         self.page_size, self.num_pages = page_size, num_pages
         self.plan, self.lora = plan or plan_for(config, weights, "portable"), lora
         dtype, device = weights.dtype, weights.device
-        self._has_links = link_misfit(config, target_of(device), dtype_name(dtype)) is None
+        self._has_links = link_unsupported(config, target_of(device), dtype_name(dtype)) is None
         blocks = _blocks(weights, lora)
         following = [*(block.first for block in blocks[1:]), weights.head]
         self._blocks = tuple(zip(blocks, following, strict=True))

@@ -173,9 +173,8 @@ def plan_kernels(
 
     `backend`: None is hopper where it runs. `exact`: nothing goes through torch or a batch's
     linears, because the order in which their products sum depends on the number of tokens, and
-    nothing is dealt evenly or attends as a batch, which depends on the step. It does not say
-    whether the Hopper kernels take all of the model, which an exact engine asks: `hopper_misfit`
-    does.
+    nothing is dealt evenly or attends as a batch, which depends on the step. Whether the
+    Hopper kernels take all of the model, which an exact engine asks, `hopper_unsupported` says.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
     others in a chunk than where it decodes, but, unless `even` or `batch_attention`, no others for
@@ -191,8 +190,8 @@ def plan_kernels(
     plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
-    fits = linears_misfit(config, target, dtype) is None
-    batch = torch_too and batch_misfit(config, target, dtype) is None
+    fits = linears_unsupported(config, target, dtype) is None
+    batch = torch_too and batch_unsupported(config, target, dtype) is None
     most = most_batch_tokens(config) if batch else 0
     fused = ExecutionModes(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, most)
     chunks = fused if fits else plain
@@ -252,19 +251,21 @@ def layer_linears(config: ModelConfig) -> dict[str, Linear]:
     }
 
 
-def linears_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+def linears_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of any linear of a layer that is fused."""
     ops = ((name, each.fused, each) for name, each in layer_linears(config).items())
-    return _first_misfit(ops, target, dtype)
+    return _first_unsupported(ops, target, dtype)
 
 
-def batch_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+def batch_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of the linears for a batch, or of what runs beside them."""
     ops = ((name, each.batch, each) for name, each in layer_linears(config).items())
-    return _first_misfit(ops, target, dtype) or linears_misfit(config, target, dtype)
+    return _first_unsupported(ops, target, dtype) or linears_unsupported(config, target, dtype)
 
 
-def _first_misfit(ops: Iterable[tuple[str, str, Linear]], target: Target, dtype: str) -> str | None:
+def _first_unsupported(
+    ops: Iterable[tuple[str, str, Linear]], target: Target, dtype: str
+) -> str | None:
     device = _C.hopper_unsupported(target.gpu)
     if device is not None:
         return device  # of none in particular
@@ -275,17 +276,17 @@ def _first_misfit(ops: Iterable[tuple[str, str, Linear]], target: Target, dtype:
     return None
 
 
-def decode_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+def decode_attention_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     heads = config.q_heads, config.kv_heads, config.head_dim
     return _C.plan_decode_attention(target.gpu, dtype, 1, *heads, ANY_PAGE)[1]
 
 
-def chunk_attention_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+def chunk_attention_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     heads = config.q_heads, config.kv_heads, config.head_dim
     return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, ANY_PAGE, workspace=False)[1]
 
 
-def even_attention_misfit(
+def even_attention_unsupported(
     config: ModelConfig, target: Target, dtype: str, page_size: int
 ) -> str | None:
     """Of attention of chunks as KernelPlan.even has it; where it does not take the model, chunks
@@ -295,7 +296,7 @@ def even_attention_misfit(
     return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, page_size)[1]
 
 
-def link_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+def link_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of `lora_link_`, which stands between fused linears in steps with adapters; where it does not
     take the model, such steps run in the mode OWN. A CPU has it, too.
     """
@@ -305,8 +306,8 @@ def link_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
     return _C.link_unsupported(dtype, widths)
 
 
-def hopper_misfit(config: ModelConfig, target: Target, dtype: str) -> str | None:
+def hopper_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of any op of the model's steps."""
-    misfits = linears_misfit, decode_attention_misfit, chunk_attention_misfit
-    found = (misfit(config, target, dtype) for misfit in misfits)
+    checks = linears_unsupported, decode_attention_unsupported, chunk_attention_unsupported
+    found = (check(config, target, dtype) for check in checks)
     return next((why for why in found if why is not None), None)

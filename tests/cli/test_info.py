@@ -159,12 +159,12 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "dtype": "bfloat16",
         "backend": "hopper",
         "exact": True,
-        "hopper_misfit": None,
+        "hopper_unsupported": None,
     }
     large = {"step": "decode", "op": "down", "least": 65, "most": None, "kernel": "large"}
     assert {**large, "why": None} in found["kernels"]
     _, out, _ = run(capsys, "info", "--plan", "qwen3-0.6b", "--device", "b200", "--json")
-    assert "PHOTON_HOPPER_ON_10=1 allows them" in json.loads(out)["hopper_misfit"]
+    assert "PHOTON_HOPPER_ON_10=1 allows them" in json.loads(out)["hopper_unsupported"]
 
 
 def test_a_plan_of_no_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,12 +25,12 @@ from photon_ext.models.kernel_plan import (
     ExecutionModes,
     KernelPlan,
     Target,
-    batch_misfit,
-    even_attention_misfit,
+    batch_unsupported,
+    even_attention_unsupported,
     gpu_target,
-    hopper_misfit,
-    linears_misfit,
-    link_misfit,
+    hopper_unsupported,
+    linears_unsupported,
+    link_unsupported,
     plan_for,
     plan_kernels,
 )
@@ -116,7 +116,7 @@ def test_chunks_attend_in_even_shares_but_where_bits_must_not_depend_on_the_step
     assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 24)), *op) == otherwise
     assert runs(table(replace(config, head_dim=96)), *op) == otherwise
     assert not plan_kernels(config, H200, "bfloat16", "portable").even
-    why = even_attention_misfit(config, H200, "bfloat16", 24)
+    why = even_attention_unsupported(config, H200, "bfloat16", 24)
     assert why == "the page size is not a multiple of 16 (24)"
 
 
@@ -236,12 +236,14 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
 
 
 def test_what_a_batchs_linears_do_not_take() -> None:
-    assert batch_misfit(CONFIG, H200, "bfloat16") is None
-    assert batch_misfit(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
-    assert batch_misfit(CONFIG, H200, "float16") == "q, k, v: the dtype is not bfloat16"
+    assert batch_unsupported(CONFIG, H200, "bfloat16") is None
+    assert (
+        batch_unsupported(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
+    )
+    assert batch_unsupported(CONFIG, H200, "float16") == "q, k, v: the dtype is not bfloat16"
     odd = replace(CONFIG, q_heads=96, kv_heads=1, head_dim=2)
     assert (
-        batch_misfit(odd, H200, "bfloat16")
+        batch_unsupported(odd, H200, "bfloat16")
         == "q, k, v: the number of outputs is no multiple of 8 (196)"
     )
 
@@ -267,7 +269,7 @@ def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "misfit"),
+    ("changes", "unsupported"),
     [
         ({}, None),
         ({"hidden": 200}, "q, k, v: the number of columns is no multiple of 64 (200)"),
@@ -279,14 +281,14 @@ def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
         ),
     ],
 )
-def test_models_whose_linears_fit(changes: dict[str, int], misfit: str | None) -> None:
+def test_models_whose_linears_fit(changes: dict[str, int], unsupported: str | None) -> None:
     config = replace(CONFIG, **changes)
-    assert linears_misfit(config, H200, "bfloat16") == misfit
-    assert hopper_misfit(config, H200, "bfloat16") == misfit
+    assert linears_unsupported(config, H200, "bfloat16") == unsupported
+    assert hopper_unsupported(config, H200, "bfloat16") == unsupported
 
 
 @pytest.mark.parametrize(
-    ("changes", "misfit"),
+    ("changes", "unsupported"),
     [
         ({"head_dim": 32}, "head_dim is none of 64, 96, 128 and 256 (32)"),
         (
@@ -295,20 +297,22 @@ def test_models_whose_linears_fit(changes: dict[str, int], misfit: str | None) -
         ),
     ],
 )
-def test_attention_takes_fewer_models(changes: dict[str, int], misfit: str) -> None:
+def test_attention_takes_fewer_models(changes: dict[str, int], unsupported: str) -> None:
     config = replace(CONFIG, **changes)
-    assert linears_misfit(config, H200, "bfloat16") is None
-    assert hopper_misfit(config, H200, "bfloat16") == misfit
+    assert linears_unsupported(config, H200, "bfloat16") is None
+    assert hopper_unsupported(config, H200, "bfloat16") == unsupported
 
 
 def test_links_between_fused_linears_take_whole_vectors_of_bfloat16() -> None:
     """On a GPU that runs the Hopper kernels, and on a CPU."""
-    assert link_misfit(CONFIG, H200, "bfloat16") is None
-    assert link_misfit(CONFIG, Target(), "bfloat16") is None
-    assert link_misfit(CONFIG, Target(), "float32") == "the dtype is not bfloat16"
-    assert link_misfit(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
+    assert link_unsupported(CONFIG, H200, "bfloat16") is None
+    assert link_unsupported(CONFIG, Target(), "bfloat16") is None
+    assert link_unsupported(CONFIG, Target(), "float32") == "the dtype is not bfloat16"
+    assert (
+        link_unsupported(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
+    )
     odd = replace(CONFIG, intermediate=324)
-    assert link_misfit(odd, H200, "bfloat16") == "a width is no multiple of 8 (324)"
+    assert link_unsupported(odd, H200, "bfloat16") == "a width is no multiple of 8 (324)"
 
 
 def test_an_exact_engine_refuses_what_would_run_portable_kernels_here_and_there(

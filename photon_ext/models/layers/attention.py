@@ -17,7 +17,7 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     KernelPlan,
     dtype_name,
-    even_attention_misfit,
+    even_attention_unsupported,
     target_of,
 )
 from photon_ext.models.layers.buffers import Activations, KvPool
@@ -118,7 +118,7 @@ def attention_words(
         decode = ops.attention_workspace_words(max_segments, *heads)
     if plan.even:
         name = dtype_name(dtype)
-        if even_attention_misfit(config, target_of(device), name, page_size) is None:
+        if even_attention_unsupported(config, target_of(device), name, page_size) is None:
             chunks = ops.chunk_workspace_words(config.head_dim, most_ctas(device))
     return AttentionWords(decode, chunks)
 
