@@ -1,7 +1,8 @@
 """Projection: a linear of a layer with what comes before and behind it, and how steps run it.
 
 A `Projection` is data. An `Execution` runs the projections of one forward, by the ops of its mode.
-All calls of linear ops in models/ stand in this file. Every mode goes through a layer in the same steps:
+All calls of linear ops in models/ stand in this file. Every mode goes through a layer in the same
+steps:
 
     begin(projection, x)                x is complete, and the projection reads it next
     project(out, x, projection)         out = projection(x)
