@@ -70,8 +70,8 @@ class Engine(SpatialSkills):
     engine thread does the work, from the first request to `close` (or the end of the `with` block).
 
     An engine made by `from_pretrained` or `from_weights` keeps all objects that the process has by
-    then from garbage collections (`gc.freeze`), which would stop the loop; what of them becomes
-    garbage in cycles waits for the last engine's end. `freeze=False` leaves the collector alone.
+    then from garbage collections (`gc.freeze`), which would stop the loop; cycles among them
+    are collected after the last engine closes. `freeze=False` leaves the collector alone.
 
     Attributes:
         tokenizer: the model's (models.tokenizer); None where only token ids are served.

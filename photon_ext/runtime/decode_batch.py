@@ -1,4 +1,4 @@
-"""The rows that decode together, as columns, of which those that change are made anew."""
+"""The rows that decode together, as columns; only columns that change are made anew."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class DecodeBatch:
 
     Attributes:
         rows, indices, generations: the rows, in columns, and how their records name them.
-        limits: launches of the epoch after which a row's cap is covered, or the pages are full that
-            it had when it joined, or when it was looked at last.
-        limit: the least of them: then the batch is to be made anew.
+        limits: for each row, the epoch's launch by which it runs out of tokens or pages (counted
+            when it joined, or was last looked at).
+        limit: the least of them: then the batch must be made anew.
         constrained: columns of rows that wait for host masks.
         logprobs: columns of rows that ask for log-probabilities.
         adapted: columns of rows that have an adapter.
         spatial: columns of rows whose answers are objects.
         key: of a step with this batch alone.
-        words: segments, int32 [bucket, 4], those of padding zero; the very ones of the batch before
-            where they are the same, as when only limits have changed.
+        words: segments, int32 [bucket, 4], those of padding zero; the batch before's own object
+            where nothing in them has changed.
         epoch: counts the launches, with those of the batches before it.
     """
 

@@ -63,7 +63,7 @@ class SlotPort(Protocol):
             targets: of a scored step, the ids that follow its chunk tokens in their prompts;
                 negative where they are not wanted.
 
-        Returns the number of int32 words sent to the device; 0 in a quiet step.
+        Returns the number of int32 words sent to the device; 0 in a steady decode step.
         """
 
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:

@@ -23,7 +23,7 @@ class RunningSet:
         self._decode: tuple[Row, ...] | None = ()
         self._covered: dict[
             int, Row
-        ] = {}  # rows of which steps in flight may give all that is left
+        ] = {}  # rows whose steps in flight may give all tokens that are left
 
     def __bool__(self) -> bool:
         return bool(self._rows)

@@ -55,7 +55,7 @@ class PipelineStats:
         return self.decode_steps + self.prefill_steps
 
     def launched(self, step: Step, sent: int) -> None:
-        """A step was launched, and so many words sent for it."""
+        """A step was launched, and `sent` words were sent for it."""
         if step.chunks:
             self.prefill_steps += 1
         else:

@@ -31,7 +31,7 @@ class StepInput(NamedTuple):
 
 
 class StepBuilder:
-    """Keeps the batch of the latest plan, so that a quiet step costs no work per row."""
+    """Keeps the batch of the latest plan, so that a steady decode step costs no work per row."""
 
     def __init__(self, spec: StepSpec, running_set: RunningSet) -> None:
         self._spec = spec

@@ -5,33 +5,35 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TypeAlias
 
-SLOWDOWN = 2.0  # of a mixed step: so many times as long as its decode rows alone, at most
-SPARING_SLOWDOWN = 2.5  # the same, where a share spares the rows time
-SPARING = 0.9  # of what a prompt token takes beyond the rows with the share below, at most
-SLACK = 1.25  # times as long as the smallest share, where that is more
-WEIGHT = 1 / 8  # of a measurement in a smoothed time
-DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
-MARGIN = 0.02  # of the decode step, by which what is doubted heads below what is allowed
+SLOWDOWN = 2.0  # a mixed step takes at most this many times as long as its decode rows alone
+SPARING_SLOWDOWN = 2.5  # the same, where a larger budget lowers the total delay of the rows
+SPARING = 0.9  # lower: delay per prompt token is at most this part of the next smaller budget's
+SLACK = 1.25  # or this many times as long as with the smallest budget, where that is more
+WEIGHT = 1 / 8  # of a new measurement in the smoothed time
+DOUBT = 1 / 128  # of the expected time in a stale estimate, at each step
+MARGIN = 0.02  # of the decode step: how far below the limit a stale estimate decays
 
 Rows: TypeAlias = Hashable
 """Decode rows whose steps take the same: how many (a bucket), and what their graphs do besides."""
 
 
 class CostTable:
-    """Times of steps by decode rows and prompt tokens (a share, or 0).
+    """Times of steps by decode rows and prompt tokens (a prefill budget, or 0).
 
-    A share is allowed where it keeps a mixed step within so many times the decode step of the same
-    rows (SLOWDOWN, or what is asked). Mixing itself has a price, which may be most of what the
-    smallest share takes. So those shares are allowed, too, which take hardly longer than that one,
-    within SLACK; and up to SPARING_SLOWDOWN a share that spares the rows time in all: a prompt
-    takes fewer steps, and each of its tokens less of what steps take beyond their rows, SPARING of
-    it at most.
+    A budget is allowed where any of these holds:
 
-    Each bucket begins with the smallest share, and tries the next one when that is allowed. A share
-    that turns out too slow is one slow step, and is tried again after many others.
+    - A mixed step takes at most SLOWDOWN (or what the caller asks for) times as long as the decode
+      step of the same rows.
+    - It takes at most SLACK times as long as with the smallest budget: mixing itself has a price,
+      which may be most of what the smallest budget costs.
+    - It takes at most SPARING_SLOWDOWN times as long as the decode step, and the delay per prompt
+      token (the time beyond the decode step) falls to SPARING of the next smaller budget's.
+
+    Each bucket begins with the smallest budget, and tries the next one when that is allowed. A
+    budget that turns out too slow costs one slow step, and is tried again after many others.
 
     Attributes:
-        shares: the numbers of prompt tokens to choose from, ascending.
+        shares: the prefill budgets (numbers of prompt tokens) to choose from, ascending.
     """
 
     def __init__(self, shares: tuple[int, ...]) -> None:
@@ -39,8 +41,8 @@ class CostTable:
         self._us: dict[tuple[Rows, int], float] = {}
 
     def add(self, rows: Rows, tokens: int, us: float) -> None:
-        """A step of these decode rows and prompt tokens has taken `us`; only none and full shares
-        tell anything.
+        """A step of these decode rows and prompt tokens has taken `us`. Ignored, unless the
+        prompt tokens are 0 or a whole budget.
         """
         if tokens and tokens not in self.shares:
             return
@@ -52,11 +54,11 @@ class CostTable:
             self._doubt(rows, tokens)
 
     def allowed(self, rows: Rows, slowdown: float = SLOWDOWN) -> int:
-        """The largest share with which a step of so many decode rows takes at most `slowdown` times
-        as long as they do alone, or one that spares them time; at least the smallest.
+        """The largest budget that is allowed beside these decode rows, where a mixed step may take
+        `slowdown` times as long as they do alone; at least the smallest.
         """
         alone, best = self._alone(rows), self.shares[0]
-        if alone is None:  # two shares will tell
+        if alone is None:  # known once two budgets are measured
             return self.shares[:2][-1] if (rows, best) in self._us else best
         for share in self.shares[1:]:
             us, longest = self._us.get((rows, share)), self._longest(rows, alone, best, slowdown)
@@ -66,8 +68,8 @@ class CostTable:
         return best
 
     def _bound_smaller(self, rows: Rows, share: int) -> None:
-        """Fewer tokens take no longer: so one slow step with a share that is not used any more does
-        not count for ever.
+        """Fewer tokens take no longer. So one slow step with a budget that is not used any more
+        does not count for ever.
         """
         us = self._us[rows, share]
         for smaller in self.shares:
@@ -75,9 +77,9 @@ class CostTable:
                 self._us[rows, smaller] = us
 
     def _doubt(self, rows: Rows, share: int) -> None:
-        """What is known of the next larger share is not measured again while it is forbidden: it
-        gives way to what is to be expected, or a little less than is allowed, and is forgotten once
-        it would be allowed.
+        """The next larger budget is not measured while it is forbidden, so its estimate is stale.
+        The estimate decays toward the time expected from this budget, or toward a little less than
+        the limit, and is dropped once it is within the limit.
         """
         alone, larger = self._alone(rows), self._next(share)
         known = self._us.get((rows, larger)) if larger else None
@@ -92,12 +94,12 @@ class CostTable:
             del self._us[rows, larger]
 
     def _next(self, share: int) -> int:
-        """The next larger share; 0: there is none."""
+        """The next larger budget; 0: there is none."""
         return next((size for size in self.shares if size > share), 0)
 
     def _alone(self, rows: Rows) -> float | None:
-        """The time of the rows' decode step; where prompts never left room for one, what the two
-        smallest shares leave for no prompt tokens at all.
+        """The time of the rows' decode step; where none was measured, that of 0 prompt tokens,
+        extrapolated from the two smallest budgets. None: these are not measured either.
         """
         measured = self._us.get((rows, 0))
         if measured is not None or len(self.shares) < 2:
@@ -111,7 +113,7 @@ class CostTable:
     def _longest(
         self, rows: Rows, alone: float, share: int, slowdown: float = SLOWDOWN
     ) -> float | None:
-        """How long a step with the share above `share` may take; None: that is not measured."""
+        """How long a step with the budget above `share` may take; None: `share` is not measured."""
         us = self._us.get((rows, share))
         if us is None:
             return None

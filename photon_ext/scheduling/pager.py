@@ -54,8 +54,8 @@ class _Holding:
 
 class Pager:
     """While the pool covers the length caps of all who run, each holds all its pages from admission
-    on, and steps stay quiet. Below that a sequence is admitted with the pages of its prompt, and
-    gets more as it goes, several at a time, all rows at once.
+    on, and decode steps stay steady. Below that a sequence is admitted with the pages of its
+    prompt, and gets more as it goes, several at a time, all rows at once.
     """
 
     def __init__(

@@ -20,13 +20,13 @@ LATE_SLOWDOWN = 2.5
 class TokenBudget:
     """Prompt tokens of steps in which all decode rows are scheduled.
 
-    Beside decode rows it is the share that the cost table allows, cut to what `max_tokens` leaves,
-    and the smallest share in any case: prefill does not starve, even if decode rows alone use up
-    `max_tokens` (hazard 28). The table allows more while rows have more than LATE_CHUNKS left of
-    their prompts: near saturation the smaller share takes in less than arrives. While more rows are
-    in their prompts than decode, or have more left than VERY_LATE_CHUNKS, it is `chunk`, cut
-    likewise: the next tokens of a few rows wait for the first tokens of many. With small shares a
-    burst would stay in a state of few rows, which end as fast as prompts get through.
+    Beside decode rows, the prefill budget is what the cost table allows, cut to what `max_tokens`
+    leaves. It is never below the smallest budget, so that prefill does not starve even where decode
+    rows alone use up `max_tokens` (hazard 28). The table allows more while more than LATE_CHUNKS of
+    prompts wait: near saturation a smaller budget takes in less than arrives. The budget is
+    `chunk`, cut likewise, while more rows are in their prompts than decode, or more than
+    VERY_LATE_CHUNKS wait: the next tokens of a few rows wait for the first tokens of many. With
+    small budgets a burst would stay in a state of few rows, which end as fast as prompts are read.
     """
 
     def __init__(self, keys: StepKeys, chunk: int, max_tokens: int | None = None) -> None:
@@ -44,9 +44,10 @@ class TokenBudget:
         left: Iterable[int],
         features: tuple[bool, bool] = (False, False),
     ) -> int:
-        """How many prompt tokens may be scheduled beside so many decode rows; `left`: what each of
-        so many other rows has left of its prompt, of whom only so many are looked at as decide;
-        `features`: of all of them.
+        """How many prompt tokens may be scheduled beside `decode_rows`.
+
+        prefill_rows: rows that are in their prompts. left: the prompt tokens that each of them
+        still has, read lazily until the answer is known. features: of the whole step.
         """
         waiting = self._waiting_chunks(left)
         if prefill_rows > decode_rows or waiting > VERY_LATE_CHUNKS:
@@ -59,7 +60,7 @@ class TokenBudget:
         return max(min(allowed, self._max_tokens - decode_rows), least)
 
     def _waiting_chunks(self, left: Iterable[int]) -> float:
-        """How many chunks these prompt tokens are, as far as it decides."""
+        """How many chunks these prompt tokens make, counted until it is above VERY_LATE_CHUNKS."""
         many, tokens = VERY_LATE_CHUNKS * self._chunk, 0
         for more in left:
             tokens += more
@@ -76,8 +77,8 @@ class TokenBudget:
         return lora, spatial and any(row.params.object_values for row in chain(*rows))
 
     def fitting(self, decode_rows: int, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-        """As many of them, from the first on, as a captured step has room for; all, where there is
-        none of so many tokens.
+        """The leading chunks that a captured step has room for; all of them where no captured step
+        has their number of tokens.
         """
         tokens = sum(chunk.num_tokens for chunk in chunks)
         key = self._keys.find(decode_rows, tokens, 1, False)
@@ -89,8 +90,8 @@ class TokenBudget:
 
 
 def shares_of(prefill_buckets: tuple[int, ...], chunk: int) -> tuple[int, ...]:
-    """Numbers of prompt tokens to choose from: those of the graphs; with one graph, which is for
-    devices where idle tokens cost nothing, or none, doubled from LEAST_SHARE up to `chunk`.
+    """The prefill budgets to choose from. With several graphs: their numbers of tokens. With one
+    (devices where idle tokens cost nothing) or none: doubled from LEAST_SHARE up to `chunk`.
     """
     if len(prefill_buckets) > 1:
         return prefill_buckets

@@ -58,7 +58,7 @@ class Fault(Enum):
     DROP_MASK_WAIT = "late sampling does not wait for the copy of its masks"
     DROP_OUTPUT_WAIT = "the out-copy does not wait for the step's outputs"
     COMMIT_WITHOUT_WAIT = "the host reads the records before they were copied out"
-    STALE_DELTAS = "begin_step leaves the deltas in place, and a quiet step applies them again"
+    STALE_DELTAS = "begin_step leaves the deltas in place, and a steady step applies them again"
     STAGED_REUSED = (
         "begin_step leaves staged tokens in place, and a slot whose segments did not "
         "change does not send new ones"
@@ -71,4 +71,4 @@ class Fault(Enum):
 
     LATE_OUT_COPY = "the out-copy is enqueued at the wait, behind the next forward"
     EXTRA_WAIT = "launch waits for its input copy"
-    RESEND = "a quiet step sends its segments again"
+    RESEND = "a steady decode step sends its segments again"

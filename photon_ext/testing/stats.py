@@ -20,7 +20,7 @@ class SimStats:
         copies_in, copies_out: copies enqueued.
         bytes_in, bytes_out: bytes of them.
         slow: what was correct and slow, one sentence each: an out-copy behind a later forward, a
-            second blocking wait in a step (I7), words sent in a quiet step.
+            second blocking wait in a step (I7), words sent in a steady decode step.
     """
 
     launches: int = 0
@@ -57,5 +57,5 @@ class SimStats:
         """Flags words sent by a slot for which nothing changed."""
         if words:
             self.slow.append(
-                f"slot {slot} sends {words} words in a quiet step, in which nothing changed"
+                f"slot {slot} sends {words} words in a steady decode step: nothing changed"
             )

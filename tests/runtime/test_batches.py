@@ -1,4 +1,4 @@
-"""Rows that decode together: a quiet step costs nothing, and who joins, leaves or ends while steps
+"""Rows that decode together: a steady step costs nothing, and who joins, leaves or ends while steps
 are in flight changes no other row's tokens.
 """
 

@@ -120,7 +120,7 @@ def planned(*rows: Row, **options: object) -> StepPlan:
     scheduler = Scheduler(Pager(PagePool(4), 4), 64, 64)
     planner = Planner(scheduler, running_set, 64, budget(**options))  # type: ignore[arg-type]
     plan = planner.plan(StepKind.MIXED)
-    assert planner.plan(None).decode is plan.decode  # quiet steps have the same tuple
+    assert planner.plan(None).decode is plan.decode  # steady steps have the same tuple
     return plan
 
 
