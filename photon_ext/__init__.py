@@ -4,8 +4,8 @@ Three levels, each usable without the next: ``photon_ext.ops`` (``torch.ops.phot
 runtime (``Runtime``, ``Pipeline``), and the ``Engine``. The first two need torch only; the engine
 needs the packages of the extra ``engine``.
 
-``Stream``, ``Event``, ``Graph``, ``PinnedBuffer`` and ``DecodeSlot`` are native classes, of which
-``help`` shows the signatures alone: ``photon_ext/_C.pyi`` documents them.
+``Stream``, ``Event``, ``Graph``, ``PinnedBuffer`` and ``DecodeSlot`` are native classes.
+``help`` shows only their signatures: ``photon_ext/_C.pyi`` documents them.
 """
 
 from __future__ import annotations

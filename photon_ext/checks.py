@@ -218,7 +218,7 @@ def check_stop_ids(ids: tuple[int, ...], limits: Limits) -> None:
 
 
 def check_adjustment(biases: int, counts_tokens: bool, limits: Limits) -> None:
-    """Raises RequestError where a row has no room for so many logit biases, or none for the counts
+    """Raises RequestError where a row has no room for these logit biases, or none for the counts
     that penalties need.
     """
     if biases > limits.max_biases:

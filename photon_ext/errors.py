@@ -8,7 +8,7 @@ a step whose device or worker fails a plain RuntimeError.
 
 from __future__ import annotations
 
-# Python refuses to write integers of more than 4300 digits, and nobody reads so many
+# Python refuses to write integers of more than 4300 digits, and nobody reads longer ones
 _SHOWN_BITS = 256
 _SHOWN_CHARACTERS = 200
 

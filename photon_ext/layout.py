@@ -302,5 +302,5 @@ class MaskLayout(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Words of the largest step, every segment of which has a mask."""
+        """Words of the largest step, where every segment has a mask."""
         return self.words(self.max_segments, self.max_segments)

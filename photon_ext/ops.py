@@ -911,7 +911,7 @@ def lora_link_(
 
 
 def lora_link_sums(num_tokens: int, rows: int, columns: int) -> tuple[int, int, int]:
-    """The shape of the sums that :func:`lora_link_` makes with an a of so many rows and columns."""
+    """The shape of the sums of :func:`lora_link_` with an a of `rows` rows, `columns` columns."""
     return -(-columns // LINK_COLUMNS), num_tokens, rows + LINK_SPARE
 
 
@@ -952,7 +952,7 @@ def choose_value_(
             where all of a value's logits are NaN or -inf.
         logits: [R, 3 * bins]: of coordinates, widths and heights; ties go to the lowest.
         segments: int32 [R, 4].
-        tables: the device tables, of which row_state and stop_ids are read.
+        tables: the device tables; row_state and stop_ids are read.
         vocab: the id of the first value.
     """
     _choose_value(sampled, logits, segments, tables, vocab)
@@ -1002,7 +1002,7 @@ def rope_append_kv_(
         q_norm: [head_dim]: RMS norm of each q head before the rotation (Qwen3), or None.
         k_norm: [head_dim], or None.
         eps: of the norms.
-        counts: int32, at least one element: the step's counts, of which the first is the number of
+        counts: int32, at least one element: the step's counts; the first is the number of
             leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
             and they write no key or value. The portable kernel runs then; the Hopper one takes the
             decode tokens alone, as slices. None: all T tokens are this call's.
@@ -1147,7 +1147,7 @@ def fused_attention_decode_into(
         pdl: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write
             nothing of this call's but q, k, v, out and the workspace, so neither decode_meta, nor
             page_table, nor counts, nor earlier positions of the cache.
-        counts: int32, at least one element: the step's counts, of which the first is the number of
+        counts: int32, at least one element: the step's counts; the first is the number of
             leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
             and they write no key or value. None: all T tokens are this call's, which costs least.
         batch: with `hopper`, of more than 32 tokens with head_dim 128, up to 4 q heads a kv head,

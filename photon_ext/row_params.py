@@ -75,21 +75,21 @@ class RowParams:
             probability, ties included; 1: from all.
         min_p: draws from those of these that are at least this share as likely as the likeliest.
             These three have no effect at temperature 0.
-        min_tokens: stop ids are not sampled before so many tokens; at most max_new_tokens.
+        min_tokens: stop ids are not sampled before this many tokens; at most max_new_tokens.
         repetition_penalty: logits of ids in the prompt or the answer are divided by it where they
             are above 0, and multiplied by it where not; 1: off.
         presence_penalty: taken off the logits of ids in the answer.
         frequency_penalty: taken off for each time that they came.
         logit_bias: by id, what is added to logits before all that, from -100 to 100; -inf: the id
             is never sampled. Kept as (id, bias) pairs in the order of ids.
-        logprobs: with each token its log-probability, and those of so many of the likeliest ids, up
+        logprobs: with each token its log-probability, and those of this many likeliest ids, up
             to 20. None: none.
         logprobs_mode: "raw": these are of the model's logits, before all that is above, but with
             the mask of a constraint; "processed": with biases, penalties and temperature, and
             without stop ids below min_tokens, but before top_k, top_p and min_p.
         prompt_logprobs: the same for each token of the prompt but the first, of the model's logits
             before it. Such a prompt is not taken from cached pages, and its steps are not captured.
-        object_values: the answer is objects of so many values, of a forward that has them (see
+        object_values: the answer is objects of this many values, of a forward that has them (see
             sampling.spatial): 2 are a point's x and y, 3 a box's, with its size; 0: it is text.
 
     Raises:
@@ -134,7 +134,7 @@ class RowParams:
         Field(
             RowColumn.TOP_K,
             "0 for all token ids, or an integer from 1 to 2147483647",
-            help="draws from so many of the likeliest tokens; 0 from all",
+            help="draws from this many of the likeliest tokens; 0 from all",
         ),
     ] = 0
     top_p: Annotated[
@@ -206,7 +206,7 @@ class RowParams:
             f"None, or an integer from 0 to {MOST_LOGPROBS}",
             most=MOST_LOGPROBS,
             optional=True,
-            help="log-probabilities of each token and of so many of the likeliest, with --json",
+            help="log-probabilities of each token and of this many of the likeliest, with --json",
         ),
     ] = None
     logprobs_mode: Annotated[str, Field(None, " or ".join(LOGPROBS_MODES))] = "raw"

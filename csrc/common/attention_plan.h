@@ -31,7 +31,7 @@ constexpr const char* name_of(AttentionKernel kernel) {
   return "";
 }
 
-// Of so many tokens there are work items enough for CTAs of one warp. With fewer a warp's own
+// From this many tokens on, work items are enough for CTAs of one warp. With fewer a warp's own
 // latency shows: 64 of 220 positions took 27.1 us, and 24.7 by four warps a CTA
 // (benchmarks/FINDINGS.md). In an order of their own (`batch`) they win earlier: 64 of 220
 // positions took 27.0 us, and 28.8 by four warps a CTA; 40 of them 19.6 and 24.6 (H100).

@@ -1,4 +1,4 @@
-// Automata over tokens: int32 words that all rows share, of which a row names where its own begins.
+// Automata over tokens: int32 words that all rows share. A row names where its own one begins.
 // At word 0 is the vocabulary: how many tokens, where their bytes begin, and from word 4 on a word
 // for each token. An automaton is a header, the classes of the 256 bytes (64 words), a word for
 // each state, its transitions and its masks; photon_ext/layout.py has them, photon_ext/sampling/

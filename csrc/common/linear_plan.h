@@ -45,7 +45,7 @@ constexpr int64_t linear_workspace_words(int64_t tokens, int64_t k) {
 // The same of a linear whose output is normalized: sums of up to four parts of the columns.
 constexpr int64_t linear_norm_workspace_words(int64_t tokens, int64_t n) { return 4 * tokens * n; }
 
-// Which of the kernels of settled order takes so many tokens in a launch.
+// Which kernel with the fixed order of summation takes this many tokens in a launch.
 constexpr LinearKernel kernel_of_group(int64_t tokens) {
   return tokens <= kNarrowTokens ? LinearKernel::kNarrow : LinearKernel::kMid;
 }

@@ -75,7 +75,7 @@ PHOTON_HOST_DEVICE inline int64_t last_token(const Segment& s, int64_t num_token
   return s.num_tokens > 0 && last >= 0 && last < num_tokens ? last : -1;
 }
 
-// Every token of the segment, of which there is one at least, has a place in the step and a
+// The segment has one token at least, and each has a place in the step and a
 // position in its row; a token that is carried over makes one token. The row must be in the tables.
 PHOTON_HOST_DEVICE inline bool fits_step(const Segment& s, const int32_t* row_state,
                                          int64_t num_tokens) {

@@ -96,8 +96,7 @@ PHOTON_HOST_DEVICE inline int32_t next_value(const ChooseValueParams& p, int64_t
   return place;
 }
 
-// The id of a value by its likeliest bins, of which a coordinate has the first alone; -1: one of
-// them is none.
+// The id of a value by its likeliest bins; a coordinate uses only the first. -1: a bin is invalid.
 PHOTON_HOST_DEVICE inline int32_t value_id(const ChooseValueParams& p, int32_t place, int32_t a,
                                            int32_t b) {
   if (a < 0 || b < 0) return -1;

@@ -42,8 +42,8 @@ void find_near(std::vector<Near>& near, const SampleParams& p, int64_t r, const 
   }
 }
 
-// The smallest distance up to which the amounts of the ids come to `needed`, of which there is
-// enough, found 8 bits at a time.
+// The smallest distance up to which the amounts of the ids come to `needed`, found 8 bits at a
+// time. All amounts together must come to `needed`.
 template <typename Amount>
 uint32_t distance_at(const std::vector<Near>& near, uint64_t needed, const Amount& amount) {
   uint32_t prefix = 0;

@@ -89,7 +89,7 @@ __device__ inline uint4 load_once(const uint4* pointer) { return __ldcs(pointer)
 
 // --- one lane of a warp --------------------------------------------------------------------------
 
-// True in one lane of a warp, all of which is here. The compiler knows then that what follows is
+// True in one lane of a warp; all lanes must call it. The compiler knows then that what follows is
 // done by one lane, and makes no loop over lanes of what it can only do for the warp, tensor copies
 // above all.
 __device__ inline bool is_elected() {

@@ -61,7 +61,7 @@ class Stamps {
   unsigned index_ = kMostStamps;
 };
 
-// Copies what the source's kernels have noted since the last call to `to`, of which there are
+// Copies what the source's kernels have noted since the last call to `to`, which has room for
 // `room` records, and forgets it. Returns how many records there are, or -1: a CUDA call failed.
 static int64_t take_stamps(void* to, int64_t room) {
   unsigned count = 0;
@@ -77,7 +77,7 @@ static int64_t take_stamps(void* to, int64_t room) {
   return cudaMemcpyToSymbol(stamp_count, &kNone, sizeof(kNone)) == cudaSuccess ? records : -1;
 }
 
-// In a source that includes this: the function by which a process takes its stamps.
+// For a source that includes this: the function that hands its stamps to the process.
 #define PHOTON_TAKE_STAMPS(name)                                                        \
   extern "C" __attribute__((visibility("default"))) int64_t photon_ext_##name##_stamps( \
       void* to, int64_t room) {                                                         \

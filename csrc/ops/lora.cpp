@@ -33,7 +33,7 @@ struct SlotArgs {
 struct Parts {
   int64_t count, first_rows, other_rows;
 
-  // `h` has so many columns, `spare` of them besides.
+  // `h` has `columns` columns; `spare` of them belong to no part.
   Parts(const Arg& h, int64_t columns, int64_t spare, const Arg& b, int64_t first)
       : count(0), first_rows(first) {
     const int64_t n = b.size(1), rank = b.size(2);

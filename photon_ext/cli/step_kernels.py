@@ -3,7 +3,7 @@ what the ops choose from that (csrc/common/linear_plan.h, attention_plan.h).
 
 No step looks here. tests/emulator/test_step_kernels.py compares it with the kernels that are
 launched. Buffers are those of the decoder, which always fit. Steps with adapters have kernels of
-their own besides (links between fused linears, of which one does SwiGLU; else shrink and expand);
+their own besides (links between fused linears, one with SwiGLU; else shrink and expand);
 steps whose answers are objects have theirs (spatial_features, choose_value).
 """
 

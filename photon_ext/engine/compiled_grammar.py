@@ -141,7 +141,7 @@ class CompiledGrammar:
 
 
 def _compiled(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher | str:
-    """The matcher, tried on one token, by which some faults show; or why there is none."""
+    """The matcher, tried on one token because that shows some faults; or why there is none."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(

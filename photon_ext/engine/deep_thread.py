@@ -40,7 +40,7 @@ class DeepThread(Generic[Result]):
             raise CompilerBusy(f"no thread can be started ({describe(error)})") from error
 
     def ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has, in so many seconds at the latest."""
+        """Whether it has; waits up to `seconds` for it."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

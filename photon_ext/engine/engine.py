@@ -378,7 +378,7 @@ class Engine(SpatialSkills):
         """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
         wrong later is in the request's output. A constraint may call this, too.
 
-        With ``n`` it returns a list of so many requests, one for each answer: each is read,
+        With ``n`` it returns a list of n requests, one for each answer: each is read,
         streamed and cancelled by itself.
 
         Raises:
@@ -441,7 +441,7 @@ class Engine(SpatialSkills):
                 {"type": "image", "image": ...} (see `encode_image`), {"type": "embeds", "embeds":
                 ...}.
             params: None: the defaults.
-            n: so many answers, as a list; see `generate`.
+            n: the number of answers, which come as a list; see `generate`.
             options: as in `generate`.
 
         Raises:

@@ -90,8 +90,8 @@ class EngineLoop:
         self._told: dict[int, ToldTokens] = {}  # for the listeners, what is not in columns
 
     def run(self) -> bool:
-        """Turns, until the queue is closed and nothing is left, or a crash, of which all callers
-        hear. False: another thread is at it; a start that was interrupted may have made one.
+        """Turns, until the queue is closed and nothing is left, or a crash, which all callers
+        hear of. False: another thread is at it; a start that was interrupted may have made one.
         """
         if not self._queue.own():
             return self._queue.ended

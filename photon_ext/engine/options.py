@@ -107,7 +107,7 @@ class EngineOptions:
             regex and choice that are small enough; 0: the host keeps all. None: 64 on a GPU, else
             16. Where it is full of constraints of requests that run, others wait.
         automata_dir: a folder, made where it is missing, in which such constraints are kept for
-            engines that come later: 256 MiB, of which the least recently used go first. None: they
+            engines that come later: 256 MiB; the least recently used go first. None: they
             are compiled by each engine anew.
         embeds_tokens: embeddings that prompts may bring along, of all requests together whose
             prompts are being read; takes the memory of as many activations. 0: prompts are tokens

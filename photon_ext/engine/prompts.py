@@ -88,7 +88,7 @@ class PromptEncoder:
         is encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids
         are taken from a sequence, a numpy array or a torch tensor, which is read from its device.
 
-        The content of a chat message is a text, or a list of OpenAI's parts, of which texts are
+        The content of a chat message is a text, or a list of OpenAI's parts. Text parts are
         joined; a part {"type": "embeds", "embeds": ...} is embeddings, {"type": "image", "image":
         ...} an image for the encoder. {"prompt_embeds": ...} is embeddings, or a list of parts:
         embeddings, texts as they stand, token ids. `options` are for the chat template.

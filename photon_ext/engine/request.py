@@ -43,7 +43,7 @@ class Gate:
             self._shut.release()
 
     def wait(self, seconds: float | None = None) -> None:
-        """Until it is open, or so many seconds have passed; shuts it again."""
+        """Waits until it is open, or `seconds` have passed; shuts it again."""
         self._shut.acquire(timeout=-1 if seconds is None else seconds)
 
 

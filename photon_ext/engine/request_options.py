@@ -81,7 +81,7 @@ class RequestOptions(NamedTuple):
             skill: "point", "detect" or "segment": the answer is `Output.objects`, of a model with
                 region heads: Points, Boxes, or the corners of an outline. max_new_tokens does not
                 count then; stop strings, constraints and logprobs are refused. None: it is text.
-            max_objects: so many objects, or corners, at most; None: 150.
+            max_objects: the most objects, or corners, of an answer; None: 150.
             chat_template_kwargs: what the model's chat template reads besides messages and tools,
                 by name, such as {"enable_thinking": False}.
             continue_final_message: the answer goes on with the text of the last message, instead of

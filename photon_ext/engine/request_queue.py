@@ -177,8 +177,8 @@ class RequestQueue:
             )
 
     def check_room(self, count: int) -> None:
-        """Whether so many requests could be queued now: raises EngineDeadError, QueueFull as
-        `post`, which asks once more.
+        """Raises EngineDeadError or QueueFull, as `post` does, where the requests could not be
+        queued now; `post` checks again.
         """
         self.check_fork()  # first: another thread of the parent may have held the lock
         with self._lock:

@@ -24,7 +24,7 @@ CPU_ROWS, CUDA_ROWS = 32, 256
 CPU_CHUNK, CUDA_CHUNK = 256, 2048
 CPU_AUTOMATA_MIB, CUDA_AUTOMATA_MIB = 16, 64
 LEAST_BUCKET = 64
-ROW_TOKENS = 1024  # that each of so many rows should have room for
+ROW_TOKENS = 1024  # each row should have room for that many
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs
 CPU_SHARE = 0.5  # of the available memory, which others use too
 
@@ -54,7 +54,7 @@ class Need(NamedTuple):
     most: int  # all rows are full
 
     def fitting(self, usable: int) -> int:
-        """Pages that so many bytes hold beside the activations."""
+        """Pages that `usable` bytes hold beside the activations."""
         return max(0, usable - self.activations) // self.page
 
     def fits(self, usable: int) -> bool:
@@ -159,7 +159,7 @@ class SizedModel(NamedTuple):
         return max(rows, chunk), keys.max_segments
 
     def need(self, options: EngineOptions, rows: int) -> Need:
-        """What so many rows take."""
+        """What `rows` rows need."""
         config, itemsize = self.config, self.dtype.itemsize
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0

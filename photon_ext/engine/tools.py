@@ -31,8 +31,7 @@ class Tools:
 
     Attributes:
         given: as the chat template gets them; empty with tool_choice "none".
-        forced: the names of the functions of which the answer has to call one; empty: it may be any
-            text.
+        forced: names of functions; the answer has to call one of them. Empty: it may be any text.
     """
 
     given: tuple[Mapping[str, Any], ...]

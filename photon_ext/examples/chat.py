@@ -12,7 +12,7 @@ from photon_ext import Engine, SamplingParams
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Asks two questions, of which the second is about the first."""
+    """Asks two questions; the second is about the first."""
     parser = argparse.ArgumentParser(description="Two turns of a conversation.")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")

@@ -2,11 +2,10 @@
 
 A step is described on the device only (decode_meta, segments, counts, page_table), buffers have
 fixed addresses, and nothing is allocated, so a forward can be captured once per shape and replayed
-at any position. The forward is one loop over the layers (layers/block.py); by which ops a step goes
-through their projections is the plan's choice, and stands in layers/projection.py: op by op, with
-the Hopper linears for a batch, or with the fused ones, where a layer is five ops of a decode step,
-six of chunks, and seven of a mixed step, where the counts on the device tell decode tokens from
-chunks.
+at any position. The forward is one loop over the layers (layers/block.py). The plan
+chooses the execution mode, whose ops layers/projection.py has: op by op, with the Hopper linears
+for a batch, or with the fused ones. With these a layer is five ops of a decode step, six of chunks,
+and seven of a mixed step, where the counts on the device tell decode tokens from chunks.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class Decoder:
 
     Attributes:
         config, weights: what runs.
-        plan: by which kernels.
+        plan: which kernels it runs.
         max_step_tokens, max_segments: largest T and R of a step.
         max_len: positions that a row may use.
         page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.

@@ -68,7 +68,7 @@ def _opened(image: Any) -> Image:
         return images.fromarray(_checked_array(image))
     try:
         return images.open(io.BytesIO(image), formats=_FORMATS)
-    except Exception as error:  # of a decoder, of which there are many
+    except Exception as error:  # each image format's decoder has its own
         raise _unreadable(error) from error
 
 
@@ -128,7 +128,7 @@ def _pixels(image: Image, width: int, height: int) -> torch.Tensor:
 
 
 def choose_tiling(height: int, width: int, tile: int, most: int) -> tuple[int, int]:
-    """Rows and columns of tiles for an image of so many pixels: of its shape, and as many as there
+    """Rows and columns of tiles for an image of this size: of its shape, and as many as there
     may be, but one for an image that is no higher, or no wider, than a tile.
     """
     if height <= tile or width <= tile:

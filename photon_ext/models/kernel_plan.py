@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 ALL = sys.maxsize  # tokens: a bound that no step reaches
 OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
-# the same with the Hopper linears, which read each weight once for so many tokens
+# the same with the Hopper linears, which read each weight once for up to this many tokens
 FUSED_TOKENS = 64
-# And steps of so many go through the Hopper linears for a batch instead: faster than the fused ones
-# and than torch's products up to the size of a 4B, and as fast with an 8B (FINDINGS)
+# Steps of these numbers of tokens go through the Hopper linears for a batch instead: faster than
+# the fused ones and than torch's products up to the size of a 4B, as fast with an 8B (FINDINGS)
 LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
-# And of so many where a layer has no more weights than that, and a product is mostly its begin and
-# its end: a 0.6B gains 4 to 7 %, a 1B and a 4B lose
+# So do steps of up to NARROW_BATCH_TOKENS where a layer has no more weights than the second number:
+# a product is mostly its begin and its end there. A 0.6B gains 4 to 7 %, a 1B and a 4B lose
 NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
@@ -199,7 +199,7 @@ def plan_kernels(
 
 
 def most_batch_tokens(config: ModelConfig) -> int:
-    """Steps of up to so many tokens go through a batch's linears."""
+    """Steps of up to how many tokens go through a batch's linears."""
     weights = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
     return NARROW_BATCH_TOKENS if weights <= NARROW_LAYER_WEIGHTS else BATCH_TOKENS
 

@@ -74,7 +74,7 @@ class LoraShape:
         )
 
     def nbytes(self, slots: int, max_tokens: int, dtype: torch.dtype) -> int:
-        """Memory of so many slots, in steps of at most so many tokens."""
+        """Memory of `slots` slots, in steps of at most `max_tokens` tokens."""
         numbers = slots * self.words + max_tokens * self.most_columns
         sums = sum(map(self.sum_words, (True, False))) if dtype is torch.bfloat16 else 0
         return dtype.itemsize * numbers + 4 * max_tokens * sums

@@ -81,7 +81,7 @@ class RegionConfig:
         return -(-(self.coordinate_features + self.size_features + 2) // 8) * 8
 
     def step_bytes(self, tokens: int, segments: int, itemsize: int) -> int:
-        """Device memory of RegionSteps, where a number of the model has so many bytes."""
+        """Device memory of RegionSteps, where a number of the model has `itemsize` bytes."""
         head = 3 * self.bins * (self.hidden + 1 + segments)
         numbers = head + self.features * (self.hidden + tokens)
         return itemsize * numbers + 4 * (self.coordinate_features // 2 + self.size_features)

@@ -31,7 +31,7 @@ class VisionConfig:
         width, layers, heads, intermediate: of the transformer.
         projector: width between the projector's two linears.
         crop_size, patch: pixels of a side; a crop is a square of whole patches.
-        margin: patches by which a tile reaches into its neighbours.
+        margin: how many patches a tile reaches into its neighbours.
         most_tiles: of an image, besides the whole of it.
     """
 

@@ -58,7 +58,7 @@ class DecoderWeights:
     def bytes_per_step(self) -> int:
         """Bytes of them that a decode step reads.
 
-        Those are all but an embedding that is not the head too, of which it reads a row per token.
+        Those are all but an embedding that is not the head too: a step reads a row per token of it.
         """
         return self.nbytes - (0 if self.tied else self.embedding.data.nbytes)
 
@@ -82,7 +82,7 @@ def empty_weights(
 
 
 def without_ids(weights: DecoderWeights, ids: Sequence[int]) -> DecoderWeights:
-    """The same, with a bias of the head by which no token of `ids` is ever sampled."""
+    """The same, with a bias of the head, so that no token of `ids` is ever sampled."""
     if not ids:
         return weights
     assert weights.head.norm is not None

@@ -221,7 +221,7 @@ def timeline(
 
 
 def _device_lead(records: KinetoRecords) -> int:
-    """The most by which a kernel seems to start before the call that launched it, nanoseconds."""
+    """The longest time that a kernel seems to start before the call that launched it, in ns."""
     kinds = (CallKind.GRAPH_LAUNCH, CallKind.KERNEL_LAUNCH)
     called = {c.correlation: c.start for c in records.calls if classify(c.name) in kinds}
     kernels = (span for span in records.device if span.kind is DeviceKind.KERNEL)

@@ -83,7 +83,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of a loop per request, of its share where several requests ride in one.
+    """Steps of a loop per request; its share of a step where several requests are in it.
 
     Attributes:
         decode, prefill, dead: steps per request, by kind.
@@ -140,10 +140,10 @@ def _pipelined(ends: float) -> tuple[float, float]:
     """Prefill steps per decode step, and row-steps lost per request, at depth 2, where a decode
     step ends a sequence with chance `ends`.
 
-    A quiet time ends so: the step that ends a sequence, two more, of which the first has the
-    zombie, and then its successor's prefill. Who ends in those two shares the next prefill, one
-    decode step on; from there, prefill and decode take turns for as long as each decode step ends
-    somebody. Whoever ends right before a prefill leaves no zombie.
+    A time without ends closes like this: the step that ends a sequence, two more (the first has
+    the zombie), and then its successor's prefill. Who ends in those two is in the next prefill,
+    one decode step on; from there, prefill and decode take turns for as long as each decode step
+    ends somebody. Whoever ends right before a prefill leaves no zombie.
     """
     more = (1 - (1 - ends) ** 2) / (1 - ends)  # prefills after the first, until nobody ends
     decode = 1 / ends + 2 + more

@@ -302,8 +302,8 @@ class Meter:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values`, of which there is one at least, that `share` (0..1) of them do not
-    exceed: the nearest rank."""
+    """The smallest of `values` (one at least) that `share` (0..1) of them do not exceed: the
+    nearest rank."""
     rank = math.ceil(share * len(values) - 1e-9)  # 0.07 x 100 is a little more than 7
     return sorted(values)[max(rank, 1) - 1]
 

@@ -108,7 +108,7 @@ class Launch(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One step that our pipeline has read at `time`; of its rows, so many were zombies."""
+    """One step that our pipeline has read at `time`; `zombies` of its rows were zombies."""
 
     step: int
     rows: int
@@ -122,7 +122,7 @@ class ClockError(NamedTuple):
     Attributes:
         host_ns: the profiler's clock stands within this much of where it is taken to be.
         drift_ns: how far it moved against ours during the recording, which is corrected for.
-        device_ns: the most by which a kernel seems to start before the call that launched it: a
+        device_ns: the longest time that a kernel seems to start before its launching call: a
             lower bound of the device clock's error.
     """
 

@@ -22,7 +22,7 @@ def first_come_first_served(
 
 
 def take_chunks(rows: Iterable[Row], budget: int) -> tuple[Chunk, ...]:
-    """Chunks of these rows' prompts, in order, of so many tokens in all."""
+    """Chunks of these rows' prompts, in order, of up to `budget` tokens in all."""
     chunks: list[Chunk] = []
     for row in rows:
         if budget == 0:

@@ -172,7 +172,7 @@ class Row:
         self.state = state
 
     def launch_chunk(self, step: int, tokens: int) -> None:
-        """A step with so many tokens of its prompt was launched."""
+        """A step with `tokens` tokens of its prompt was launched."""
         self.prefilled += tokens
         self._last_step = step
         if self.prefilled == len(self.prompt_ids):
@@ -183,7 +183,7 @@ class Row:
         self._committed = 1
 
     def recount(self, tokens: int) -> None:
-        """A decode step was committed that gave it so many tokens, maybe fewer than it may give."""
+        """A decode step was committed that gave it `tokens`, maybe fewer than it may give."""
         self._committed += tokens - 1
         self._launched += tokens - self.step_tokens
 

@@ -81,7 +81,7 @@ class RunningSet:
                     self._covered[row.index] = row
 
     def recount(self, row: Row, tokens: int) -> None:
-        """A committed step gave a row so many tokens: where that is less than it may give, the row
+        """A committed step gave a row `tokens` tokens: where that is less than it may give, the row
         may have some to launch again.
         """
         row.recount(tokens)

@@ -21,7 +21,7 @@ class BadWords:
 
     Attributes:
         ids: never sampled.
-        sequences: of two tokens and more, none of which is one of `ids`; never sampled in a row.
+        sequences: of two tokens and more, without one of `ids`; never sampled in a row.
     """
 
     ids: frozenset[int]

@@ -40,7 +40,7 @@ class SamplingParams(RowParams):
 
     Those of `RowParams` are run by the device; the engine caps max_new_tokens at what the context
     leaves after the prompt (None, which is kept as 2147483647: up to there), and adds
-    the model's end tokens to stop_token_ids, of which a request has `max_stop_ids` at most. Stop
+    the model's end tokens to stop_token_ids; a request has `max_stop_ids` of them at most. Stop
     tokens stay in token_ids, and out of the text unless include_stop. Stop strings and constraints
     do not wait for min_tokens.
 
@@ -50,7 +50,7 @@ class SamplingParams(RowParams):
         include_stop: the text ends with the stop string or the text of the stop token; special
             tokens have none.
         bad_words: texts that are not sampled, as the tokenizer writes them alone or behind a space.
-            Those of one token count as logit biases of -inf, of which a request has 300 at most;
+            Those of one token count as logit biases of -inf; a request has 300 biases at most;
             those of several are kept by the host, so that a request with one waits for masks.
         ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
         constraint: asked by the host for the allowed tokens before each sampling; see

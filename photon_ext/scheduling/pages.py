@@ -14,7 +14,7 @@ class PagePool:
     """Pages 0 .. num_pages - 1; the engine thread owns them.
 
     Invariants I9 and I12, after every call: ``free + held + cached == num_pages``, and each page is
-    one of: free; held, by so many rows as its count says; or cached, which nobody holds, and whose
+    one of: free; held, by as many rows as its count says; or cached, which nobody holds, and whose
     content is kept until its place is needed.
 
     Attributes:

@@ -9,7 +9,7 @@ from photon_ext.runtime import StepResult
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.scheduling.cost_table import CostTable
 
-EVERY = 16  # decode steps of the same rows, of which one is timed
+EVERY = 16  # of this many decode steps of the same rows one is timed
 
 
 class StepTimer:

@@ -443,7 +443,7 @@ def test_more_tokens_than_an_order_has_room_for(
         assert_same_bits(step.run(tokens), together[tokens.to(device)])
 
 
-# --- many tokens, which lone warps take -----------------------------------------------------------
+# --- many tokens, which one-warp CTAs take --------------------------------------------------------
 
 
 def many(device: str, kind: str, group: int, seed: int = 0) -> Decode:

@@ -28,8 +28,8 @@ namespace {
 // What a launch has besides the op's own parameters.
 struct ChunkGrid {
   int tiles;
-  int32_t whole_keys;  // contexts of so many positions at most are the work of the kernel that
-                       // cuts none; longer ones of the kernel that cuts
+  int32_t whole_keys;  // the kernel without cuts takes contexts of up to this many positions;
+                       // the kernel that cuts takes longer ones
 };
 
 // The first token of segment number `index` of a step of `tokens` tokens. Behind the last segment

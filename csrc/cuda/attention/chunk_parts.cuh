@@ -1,5 +1,4 @@
-// How chunk_attention cuts the context of a token into parts, of which a cluster's CTAs take one
-// each.
+// How chunk_attention cuts the context of a token into parts: one for each CTA of a cluster.
 //
 // How a context is cut depends on its length alone, so that a token has the same bits whatever else
 // is in the step. A short context stays whole: to begin, and to add up the parts, takes a CTA as

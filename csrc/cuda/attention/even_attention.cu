@@ -31,7 +31,7 @@ __device__ void init_barriers(EvenShared<Plan>& shared) {
   fence_barriers();
 }
 
-// Zeros for the CTA's share of the dead tokens, every so many-th, by one warpgroup.
+// One warpgroup writes zeros for the dead tokens that fall to its CTA: CTAs take tokens by turns.
 template <typename Plan>
 __device__ void clear_dead_tokens(const PagedAttentionParams& p, const StepTokens& tokens) {
   const int ctas = static_cast<int>(gridDim.x), lane = threadIdx.x % kWarpSize,

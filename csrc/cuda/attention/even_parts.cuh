@@ -1,4 +1,4 @@
-// How even_attention deals the work of a step to CTAs: how much of which contexts each takes.
+// How balanced attention (even_attention) deals the work of a step to CTAs.
 #pragma once
 #include <climits>
 #include <cstdint>

@@ -118,7 +118,7 @@ struct SplitGrid {
   TokenHeads<Bf16> out;
 
   __device__ int ranks() const { return 1 << rank_bits; }
-  // What falls to a rank, of so many things, at most.
+  // The most of `things` that one rank gets.
   __device__ int each_rank(int things) const { return (things + ranks() - 1) >> rank_bits; }
 
   __device__ unsigned items_of(int32_t length) const {

@@ -328,8 +328,8 @@ struct Multiplied {
   }
 };
 
-// The products of an item's columns with A. `partial`: two places for the warps' sums, of which
-// `turn` says the next.
+// The products of an item's columns with A. `partial`: two places for the warps' sums; `turn` says
+// which is next.
 __device__ inline void leave_sums(const Params& p, Pieces& pieces, const Multiplied& item,
                                   int window, float* partial, int& turn) {
   const Lane lane;

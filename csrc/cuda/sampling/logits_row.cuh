@@ -111,7 +111,7 @@ __device__ ThreadVectors own_vectors(int part) {
   return {part * kSampleThreads + static_cast<int>(threadIdx.x), kBlocks * kSampleThreads};
 }
 
-// Takes the largest logit of the vectors begin .. end - 1, of which there may be none, if it is
+// Takes the largest logit of the vectors begin .. end - 1 (there may be none), if it is
 // larger than `best`. The candidate's id is its vector's first id; the thread's earlier vectors had
 // lower ids. Past the last vector it reads the last one again, which changes nothing.
 template <bool kWhole, typename T>

@@ -115,8 +115,8 @@ __device__ void merge_likeliest(const Logprobs& logprobs, const LogprobShared& s
   }
 }
 
-// The exponentials of a row are summed up in so many pieces, each by 512 threads, in any cluster:
-// so the sum has the same bits in all.
+// The exponentials of a row are summed up in this many pieces, each by 512 threads, whatever
+// the cluster's size, so that the sum always has the same bits.
 template <int kBlocks>
 constexpr int kSumPieces = kBlocks > 1 ? kMostBlocks : 1;
 

@@ -34,11 +34,10 @@ class Attention:
     """Attention of one layer: parameters and settings. H hidden, D head_dim.
 
     Attributes:
-        index: of the layer, by which it has its part of the KV pool.
+        index: of the layer; it selects the layer's part of the KV pool.
         qkv: [(q_heads + 2 kv_heads) * D, H]: q rows, then k, then v; it normalizes the residual.
         o: [H, q_heads * D].
-        q_norm, k_norm: [D], by which heads are RMS-normalized before the rotation; None: they are
-            not.
+        q_norm, k_norm: [D], gains of the RMS norms of heads before the rotation; None: no norm.
         scale: the factor of q's products with k.
         rotates: q and k are rotated by their position.
     """
@@ -111,7 +110,7 @@ def attention_words(
     dtype: torch.dtype,
     device: torch.device,
 ) -> AttentionWords:
-    """What the plan's kernels need in steps of so many segments."""
+    """What the plan's kernels need in steps of up to `segments` segments."""
     decode = chunks = 0
     if plan.hopper:
         heads = config.q_heads, config.kv_heads, config.head_dim
@@ -176,9 +175,9 @@ class PagedAttention:
         buffers: Activations,
         early: bool,
     ) -> None:
-        """`attend` for decode tokens and chunks, by two kernels each of which leaves the other's
-        tokens alone: side by side, on two streams, but not where the order of one stream lets them
-        start early.
+        """`attend` for decode tokens and chunks, by two kernels; each leaves the other's tokens
+        alone. They run side by side, on two streams, but not where the order of one stream lets
+        them start early.
         """
         side = self._side
         if side is None or early:

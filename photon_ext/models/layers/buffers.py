@@ -39,7 +39,7 @@ class Activations(NamedTuple):
     logits: torch.Tensor  # [R, vocab]
 
     def leading(self, tokens: int, segments: int) -> Activations:
-        """Views of so many tokens and segments; the memory is the same for every size."""
+        """Views for a step of these tokens and segments; the memory is the same for every size."""
         counts = [tokens] * 7 + [segments] * 2
         return Activations(*(buffer[:count] for buffer, count in zip(self, counts, strict=True)))
 
@@ -52,14 +52,14 @@ class Arena(NamedTuple):
 
 
 def activation_bytes(config: ModelConfig, tokens: int, segments: int, dtype: torch.dtype) -> int:
-    """Memory of the activations of steps of up to so many tokens and segments."""
+    """Memory of the activations of steps of up to `tokens` and `segments`."""
     return sum(_sizes(_shapes(config, tokens, segments), dtype))
 
 
 def allocate_activations(
     config: ModelConfig, tokens: int, segments: int, dtype: torch.dtype, device: torch.device
 ) -> Arena:
-    """Zeroed buffers for steps of up to so many tokens and segments, in one allocation."""
+    """Zeroed buffers for steps of up to `tokens` and `segments`, in one allocation."""
     shapes = _shapes(config, tokens, segments)
     sizes = _sizes(shapes, dtype)
     memory = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
@@ -113,7 +113,7 @@ class WorkspaceWords(NamedTuple):
 def workspace_words(
     config: ModelConfig, plan: KernelPlan, tokens: int, segments: int, lora: bool
 ) -> WorkspaceWords:
-    """Of the plan's linears, in steps of up to so many tokens and segments; `lora`: some have
+    """Of the plan's linears, in steps of up to `tokens` and `segments`; `lora`: some have
     adapters.
 
     Fused layers do not use the buffer of gate and up, which is the workspace of their linears then;

@@ -53,7 +53,7 @@ class Detokenizer:
         self._held.append(token)
         try:
             piece: str | None = self._stream.step(self._backend, token)
-        except Exception:  # a run of bytes, of which a part is given out, turned out to be no text
+        except Exception:  # part of a run of bytes was given out, and then the run is no text
             return self.flush()
         except BaseException as error:
             if not is_library_error(error):

@@ -84,7 +84,7 @@ class SpecialTokens:
         return ChatText(plain, marked)
 
     def _present(self, text: str, strings: Iterable[str]) -> set[str]:
-        """The special tokens in `text` of which a string could have given a part."""
+        """The special tokens in `text` that a string could have given a part of."""
         telling = {_telling(each.content) for each in self._special.values()}
         held = {mark for mark in telling if any(mark in string for string in strings)}
         texts = (each.content for each in self._special.values())
@@ -93,7 +93,7 @@ class SpecialTokens:
         )
 
     def encode(self, chat: ChatText) -> list[int]:
-        """Ids of a text, of which the special tokens that a message gave are text."""
+        """Ids of a text, where special tokens that came from a message count as text."""
         (encoding,) = self._backend.encode_batch([chat.text], add_special_tokens=False)
         found = [
             (*place, token)
@@ -172,7 +172,7 @@ def _renamed(token: AddedToken, name: str) -> AddedToken:
 
 
 def _telling(token: str) -> str:
-    """The character by which is told where a special token comes from."""
+    """The character that tells where a special token comes from."""
     return next((each for each in token if not (each.isalnum() or each in _COMMON)), token[0])
 
 

@@ -89,7 +89,7 @@ class Budget:
         return before - self._left
 
     def rounds(self, values: Iterable[Any], size: int) -> Iterator[Any]:
-        """The values, of which each spends `size` when it comes."""
+        """The values; each spends `size` when it comes."""
         for value in values:
             self.spend(size)
             yield value
