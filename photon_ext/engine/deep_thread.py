@@ -35,9 +35,12 @@ class DeepThread(Generic[Result]):
             raise CompilerBusy("others are being compiled, as many as may be at once; try again")
         try:
             self._start()
-        except RuntimeError as error:
-            _at_once.release()
-            raise CompilerBusy(f"no thread can be started ({describe(error)})") from error
+        except BaseException as error:
+            if self._thread.ident is None:  # a thread that runs gives the place back itself
+                _at_once.release()
+            if isinstance(error, RuntimeError):
+                raise CompilerBusy(f"no thread can be started ({describe(error)})") from error
+            raise
 
     def ended(self, seconds: float = 0.0) -> bool:
         """Whether it has; waits up to `seconds` for it."""

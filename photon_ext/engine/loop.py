@@ -127,6 +127,8 @@ class EngineLoop:
             clock.enter(Phase.DELIVER)
             self._deliver()
         clock.enter(None)
+        if self._fresh is None and not self._scheduler.rows_held:
+            self._scheduler.forget_batch()
 
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""

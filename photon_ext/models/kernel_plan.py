@@ -302,6 +302,8 @@ def link_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | N
     """
     if target.capability is not None and not target.runs_hopper:
         return _C.hopper_unsupported(target.gpu)
+    if config.fused_modules:
+        return "gate and up are one module, of which adapters have one part"
     widths = [config.hidden, config.q_size, config.kv_size, config.intermediate]
     return _C.link_unsupported(dtype, widths)
 

@@ -149,7 +149,7 @@ class LoraSlots:
         # in turns: projections that normalize their input follow others
         tokens = max_tokens if like.dtype is torch.bfloat16 else 0
         sums = {
-            normed: torch.zeros(tokens * shape.sum_words(normed), device=like.device)
+            normed: like.new_zeros(tokens * shape.sum_words(normed), dtype=torch.float32)
             for normed in (True, False)
         }
 

@@ -84,4 +84,5 @@ def identity_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `rope_tables`, of layers that do not rotate: every angle is zero."""
     shape = max_len, config.head_dim
-    return torch.ones(shape, device=device), torch.zeros(shape, device=device)
+    cos = torch.ones(shape, dtype=torch.float32, device=device)
+    return cos, torch.zeros_like(cos)

@@ -127,6 +127,7 @@ def _read_batch(
         tokens[column] = _NO_TOKEN
     if step_tokens > 1:
         _read_more(records, end, step_tokens, skipped, result)
+        marked = sorted({*marked, *_beyond(vocab_size, result.tokens[1:])})
     for column in marked:
         if column not in skipped:
             row, flag, got = batch.rows[column], flags[column], result.tokens_of(column)
@@ -148,6 +149,12 @@ def _read_more(
             return
         result.tokens.append(tokens)
         result.count += sum(token >= 0 for token in tokens)
+
+
+def _beyond(vocab_size: int, columns: list[array[int]]) -> Iterator[int]:
+    """The rows with a token that the vocabulary does not have."""
+    for tokens in columns:
+        yield from (i for i, token in enumerate(tokens) if token >= vocab_size)
 
 
 def _read_chunk(chunk: ChunkSegment, record: list[int], vocab_size: int) -> RowEvent | None:

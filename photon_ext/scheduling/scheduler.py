@@ -262,6 +262,10 @@ class Scheduler:
             self.release(row)
         self.released.clear()
 
+    def forget_batch(self) -> None:
+        """While no row is in use, the log keeps no request that ran last."""
+        self.log.follow((), self._in_rows.__getitem__)
+
     def advance(self, result: StepResult) -> Iterator[tuple[Sequence, RowEvent]]:
         """Takes the tokens of a step: those of ordinary rows as columns.
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import signal
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -579,6 +580,20 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
     kept = ended()
     gc.collect()
     assert kept() is None
+
+
+def test_an_idle_engine_keeps_no_request_that_has_ended() -> None:
+    with make(WatchedDevice()) as engine:
+
+        def ended() -> list[weakref.ref[Request]]:
+            requests = [engine.submit([9], SamplingParams(max_new_tokens=4)) for _ in range(3)]
+            return [weakref.ref(request) for request in requests if request.result(20)]
+
+        kept, deadline = ended(), time.monotonic() + 20
+        while any(one() for one in kept) and time.monotonic() < deadline:
+            time.sleep(0.01)  # rows are released behind the ends
+            gc.collect()
+        assert [one() for one in kept] == [None] * 3
 
 
 def test_a_closed_engine_whose_first_start_failed_has_no_cycles(

@@ -388,6 +388,20 @@ def test_where_others_are_compiled_one_more_is_asked_to_come_again(
     assert mask(made.start(asked(regex="b"))) == {*ids("b")}
 
 
+def test_an_interrupt_while_a_compile_begins_costs_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(deep_thread, "_at_once", threading.BoundedSemaphore(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            deep_thread.DeepThread(lambda: 1)
+    assert deep_thread.DeepThread(lambda: 1).ended(20)
+
+
 @pytest.mark.parametrize(("retry_s", "seconds", "times"), [(0, 3, 3), (30, 3, 1), (0, 0, 1)])
 def test_an_automaton_that_others_delayed_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, retry_s: float, seconds: float, times: int

@@ -15,7 +15,7 @@ from photon_ext.errors import ModelError
 from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
 from photon_ext.models.loading.gguf_config import metadata_config
 from photon_ext.models.loading.hf_config import hf_config
-from photon_ext.models.rope import inverse_frequencies, rope_tables
+from photon_ext.models.rope import identity_tables, inverse_frequencies, rope_tables
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import empty_weights
 from tests.models.tiny import LLAMA3_ROPE, TINY, tiny_model
@@ -103,6 +103,15 @@ def test_rope_tables_equal_transformers_bitwise(name: str) -> None:
     ours = rope_tables(config, 200, "cpu")
     assert torch.equal(ours[0], cos[0])
     assert torch.equal(ours[1], sin[0])
+
+
+def test_tables_of_layers_without_rotation_are_float32_whatever_torchs_default_is() -> None:
+    torch.set_default_dtype(torch.float16)
+    try:
+        tables = identity_tables(NAMED_SHAPES["smollm3-3b"], 4, "cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [table.dtype for table in tables] == [torch.float32] * 2
 
 
 @pytest.mark.parametrize(

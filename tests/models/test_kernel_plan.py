@@ -308,6 +308,8 @@ def test_links_between_fused_linears_take_whole_vectors_of_bfloat16() -> None:
     assert link_unsupported(CONFIG, H200, "bfloat16") is None
     assert link_unsupported(CONFIG, Target(), "bfloat16") is None
     assert link_unsupported(CONFIG, Target(), "float32") == "the dtype is not bfloat16"
+    one_module = link_unsupported(NAMED_SHAPES["phi-4-mini"], H200, "bfloat16")
+    assert one_module == "gate and up are one module, of which adapters have one part"
     assert (
         link_unsupported(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
     )
