@@ -19,7 +19,7 @@ BUSY = """
 import pytest, time
 
 def busy():
-    end = time.process_time() + 0.3
+    end = time.process_time() + 0.4
     while time.process_time() < end:
         pass
 

@@ -72,6 +72,7 @@ RowParams(stop_token_ids=[1])
 """
 
 
+@pytest.mark.slow("mypy reads the package and torch's types")
 def test_snippets_and_lists_for_tuples_pass_mypy(tmp_path: Path) -> None:
     """7 seconds from nothing; later runs find what it knows of the package in build/mypy."""
     if importlib.util.find_spec("mypy") is None:

@@ -286,6 +286,7 @@ def check_smollm2(
         assert list(tokens) == argmax_after(reference, prompt, list(tokens))
 
 
+@pytest.mark.slow("SmolLM2 answers twenty prompts, here and in transformers")
 def test_smollm2_tokens_equal_transformers_over_twenty_prompts(
     smollm2: LoadedModel, reference: LlamaForCausalLM
 ) -> None:
