@@ -54,7 +54,6 @@ test: build emulator
 test-all: emulator
 	$(EMULATED) $(BIN)/python -m pytest -q --few $(EMULATED_OPS) \
 	  -m "not gpu and emulated_later and not emulated_once"
-	$(EMULATED_MODELS)
 	$(BIN)/python -m pytest -q $(PTX)
 	$(BIN)/python -m pytest -q -m "not gpu" $(PEERS)
 

@@ -117,8 +117,11 @@ def test_rows_do_not_depend_on_their_batch_bitwise(name: str, tmp_path: Path) ->
         assert torch.equal(together, alone)
 
 
-@pytest.mark.emulated
-@pytest.mark.parametrize("name", TINY)
+# The portable attention of decode rows sums the squares of q and k in an order of its own.
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if "qwen3" in one else pytest.mark.emulated) for one in TINY],
+)
 def test_a_mixed_step_gives_the_logits_and_keys_of_separate_steps_bitwise(
     name: str, tmp_path: Path
 ) -> None:
