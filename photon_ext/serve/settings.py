@@ -1,0 +1,32 @@
+"""What `photon-ext serve` was asked for, as far as HTTP processes need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Plain data: it goes from the parent to each HTTP process.
+
+    Attributes:
+        model: as it was named. path: the directory or .gguf file that this is; known before the
+            engine is ready, so that its tokenizer can be loaded meanwhile.
+        served_names: the model's names in requests; the first one is in answers.
+        host, port: where the socket is bound.
+        api_keys: of which a request has to bring one; (): none is asked for.
+        lora_dir: the folder whose children requests may load by name; None: they may load none.
+        chat_template: a file that replaces the model's own; None: the model's.
+        worker: number of this HTTP process, from 0 on, of how many `workers`.
+    """
+
+    model: str
+    path: str
+    served_names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    lora_dir: str | None = None
+    chat_template: str | None = None
+    worker: int = 0
+    workers: int = 1
