@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 from photon_ext.errors import ConfigError, RequestError, shown
+from photon_ext.scheduling import Registry
 from photon_ext.scheduling.adapters import Adapter, AdapterStore
 
 
 class AdapterRegistry:
     """Adapters by name, each with its copy on the host."""
 
-    def __init__(self, store: AdapterStore | None) -> None:
-        """None: the engine has no slots."""
+    def __init__(self, store: AdapterStore | None, requests: Registry[Any]) -> None:
+        """`store`: None where the engine has no slots. `requests`: those that have not ended."""
         self._store = store
+        self._requests = requests
         self._adapters: dict[str, Adapter] = {}
         self._lock = threading.Lock()
 
@@ -39,10 +42,10 @@ class AdapterRegistry:
             adapter = self._adapters.get(name) if isinstance(name, str) else None
             if adapter is None:
                 raise ConfigError(f"no adapter is named {shown(name)}; {self._known()}")
-            if adapter.users:
+            if users := sum(one.adapter is adapter for one in self._requests.live):
                 raise ConfigError(
-                    f"the adapter {shown(name)} is in use by {adapter.users} requests; unload it "
-                    "when they have ended, or cancel them"
+                    f"the adapter {shown(name)} is in use by {users} requests; unload it when they "
+                    "have ended, or cancel them"
                 )
             del self._adapters[name]
 

@@ -23,7 +23,7 @@ from photon_ext.engine.options import choose_device, named_options
 from photon_ext.engine.output import Output
 from photon_ext.engine.parts import make_parts
 from photon_ext.engine.prompts import Message, Prompt
-from photon_ext.engine.request import Progress, Request, request_of, wait_for_ends
+from photon_ext.engine.request import Progress, Request, wait_for_ends
 from photon_ext.engine.request_options import RequestKeywords, RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.spatial import SpatialSkills
@@ -155,10 +155,10 @@ class Engine(SpatialSkills):
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
         slots = AdapterSlots(adapters)
         automata = AutomatonPool(runtime.automaton_words)
-        scheduler = Scheduler(pager, rows, runtime.max_len, slots, automata)
+        scheduler = Scheduler[Request](pager, rows, runtime.max_len, slots, automata)
         self._scheduler = scheduler
-        self._adapters = AdapterRegistry(adapters)
-        self._queue = RequestQueue(max_waiting, scheduler.stats)
+        self._adapters = AdapterRegistry(adapters, scheduler.registry)
+        self._queue = RequestQueue(scheduler.registry, max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
             forward,
@@ -390,7 +390,7 @@ class Engine(SpatialSkills):
         asked = RequestOptions.of(**options)
         count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
         made = self._input.make_answers(prompt, params, raw, asked, count)
-        requests = [request_of(sequence) for sequence in made]
+        requests = [sequence.sink for sequence in made]
         try:
             self._post(made)
         except QueueFull:  # nothing was queued
@@ -554,15 +554,17 @@ class Engine(SpatialSkills):
             f"{self.vocab_size} ids, depth {self.depth}, {tokens}>"
         )
 
-    def _post(self, sequences: Seq[Sequence]) -> None:
+    def _post(self, sequences: Seq[Sequence[Request]]) -> None:
+        self._thread.ensure(self.close)  # first: what is registered ends by this thread alone
         self._queue.post(sequences)
-        self._thread.ensure(self.close)
 
-    def _answers(self, sequences: Seq[Sequence], progress: Progress | None = None) -> list[Output]:
+    def _answers(
+        self, sequences: Seq[Sequence[Request]], progress: Progress | None = None
+    ) -> list[Output]:
         """Queues requests and waits for them; cancels them where nobody waits any more."""
         try:
             self._post(sequences)
-            requests = [request_of(sequence) for sequence in sequences]
+            requests = [sequence.sink for sequence in sequences]
             if progress is not None:
                 wait_for_ends(requests, progress)
             return [request.result() for request in requests]
@@ -570,5 +572,5 @@ class Engine(SpatialSkills):
             raise
         except BaseException:
             for sequence in sequences:
-                request_of(sequence).cancel()
+                sequence.sink.cancel()
             raise

@@ -69,7 +69,7 @@ class InputProcessor:
         raw: bool,
         options: RequestOptions,
         n: int = 1,
-    ) -> list[Sequence]:
+    ) -> list[Sequence[Request]]:
         """``n`` for each prompt. Raises RequestError, ConfigError: the message names the prompt;
         QueueFull, before one is encoded: there is no place for all of them.
         """
@@ -105,7 +105,7 @@ class InputProcessor:
         raw: bool,
         options: RequestOptions,
         n: int,
-    ) -> list[Sequence]:
+    ) -> list[Sequence[Request]]:
         """``n`` for one prompt, which is encoded once, as its bad words are. Raises as `make`, and
         QueueFull before that: for a request that is refused nothing is encoded.
         """
@@ -119,7 +119,7 @@ class InputProcessor:
         raw: bool,
         options: RequestOptions,
         n: int,
-    ) -> list[Sequence]:
+    ) -> list[Sequence[Request]]:
         check_flag("raw", raw)
         encoded = self._prompts.encode(prompt, raw, options.chat)
         ids = check_ids("the prompt", encoded.ids, self.limits.vocab_size)
@@ -130,7 +130,7 @@ class InputProcessor:
 
     def make(
         self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
-    ) -> Sequence:
+    ) -> Sequence[Request]:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
         return self.make_answers(prompt, params, raw, options, 1)[0]
 
@@ -145,7 +145,7 @@ class InputProcessor:
         bad: BadWords,
         options: RequestOptions,
         sample: int,
-    ) -> Sequence:
+    ) -> Sequence[Request]:
         """``sample``: which of the answers to this prompt it is."""
         params, (ids, embeds) = params.sample(sample), prompt
         objects = ObjectReader.of(options.skill, self.limits.vocab_size, self.bins)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from photon_ext.engine.embeds import EmbedsMemory
 from photon_ext.engine.output import End
-from photon_ext.engine.request import Request, request_of
+from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.step_output import EndedRequest, StepColumns, StepOutput, ToldTokens
 from photon_ext.errors import PipelineError, RequestError, describe, shown
@@ -49,7 +49,7 @@ _NONE: dict[int, list[TokenLogprobs]] = {}
 class Delivery(NamedTuple):
     """What `deliver` has to show: tokens of a watched sequence, or an end with its tokens."""
 
-    sequence: Sequence
+    sequence: Sequence[Request]
     tokens: tuple[int, ...]
     end: End | None = None
 
@@ -64,8 +64,8 @@ class EngineLoop:
     def __init__(
         self,
         pipeline: Pipeline,
-        scheduler: Scheduler,
-        planner: Planner,
+        scheduler: Scheduler[Request],
+        planner: Planner[Request],
         queue: RequestQueue,
         meter: Meter,
         masks: MaskThreads,
@@ -79,13 +79,12 @@ class EngineLoop:
         self._queue = queue
         self._meter = meter
         self._embeds = embeds
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines[Request]()
         self._delay = delay
         self._delayed = False
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
-        self._arrived: deque[Sequence] = deque()
         self._columns = StepColumns()
         self._told: dict[int, ToldTokens] = {}  # for the listeners, what is not in columns
 
@@ -136,16 +135,14 @@ class EngineLoop:
         probe.begin(Phase.HOLD if seen and self._has_work() else Phase.COLLECT)
         arrivals = self._queue.collect(self._rest_s)
         probe.end()
-        if arrivals.submitted:
-            self._arrived.extend(arrivals.submitted)  # from here on a crash finds them there
-            while self._arrived:
-                self._scheduler.add(self._arrived[0])
-                self._deadlines.add(self._arrived.popleft())
+        for sequence in arrivals.submitted:
+            self._scheduler.add(sequence)
+            self._deadlines.add(sequence)
         for request in arrivals.cancelled:
-            if (found := self._scheduler.find(request.id)) is not None:
+            if (found := self._scheduler.registry.find(request.id)) is not None:
                 self._end(found, End(FinishReason.CANCELLED))
         if arrivals.closing:
-            for sequence in self._scheduler.live:
+            for sequence in self._scheduler.registry.live:
                 self._end(sequence, End(FinishReason.CANCELLED))
         for sequence in self._deadlines.passed():
             self._scheduler.stats.timeouts += 1
@@ -250,16 +247,16 @@ class EngineLoop:
         if result.step is not None:
             self._fresh = result
 
-    def _take(self, sequence: Sequence, event: RowEvent) -> None:
+    def _take(self, sequence: Sequence[Request], event: RowEvent) -> None:
         """An end, first tokens, or tokens of a watched sequence."""
         if sequence.watched:
             self._take_watched(sequence, event)
         elif event.finish is not None:
             self._end(sequence, _verdict(sequence, event, event.finish), event.tokens)
         else:
-            self._tell_listeners(request_of(sequence), len(event.tokens))
+            self._tell_listeners(sequence.sink, len(event.tokens))
 
-    def _take_watched(self, sequence: Sequence, event: RowEvent) -> None:
+    def _take_watched(self, sequence: Sequence[Request], event: RowEvent) -> None:
         """Its tokens one by one: it may end before the last of them, and the device's verdict is
         that on the last.
         """
@@ -289,7 +286,7 @@ class EngineLoop:
         ended: list[Request] = []
         while self._undelivered:
             delivery = self._undelivered.popleft()
-            request = request_of(delivery.sequence)
+            request = delivery.sequence.sink
             if request.done:  # by a stop string, or a fault
                 continue
             known = request.settled
@@ -311,7 +308,7 @@ class EngineLoop:
 
     def _show(self, delivery: Delivery) -> None:
         sequence, tokens, end = delivery
-        request = request_of(sequence)
+        request = sequence.sink
         if end is not None:
             request.finish(end, tokens)
             return
@@ -356,36 +353,35 @@ class EngineLoop:
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(self, sequence: Sequence, end: End, tokens: tuple[int, ...] = ()) -> None:
+    def _end(self, sequence: Sequence[Request], end: End, tokens: tuple[int, ...] = ()) -> None:
         """The sequence ends; its final event, and the last tokens, come with the next delivery."""
         if not sequence.ended:
             # first: from here on a crash finds it there
             self._undelivered.append(Delivery(sequence, tokens, end))
             self._stop(sequence)
 
-    def _end_now(self, sequence: Sequence, end: End) -> None:
+    def _end_now(self, sequence: Sequence[Request], end: End) -> None:
         """The sequence ends, and its caller hears of it at once."""
         if not sequence.ended:
             self._stop(sequence)
-        request_of(sequence).finish(end)
+        sequence.sink.finish(end)
 
-    def _stop(self, sequence: Sequence) -> None:
+    def _stop(self, sequence: Sequence[Request]) -> None:
         """The sequence runs no more; its row follows when no step in flight uses it."""
         self._scheduler.finish(sequence)
         if sequence.row is not None:
             self._pipeline.abort(sequence.row)
-        self._queue.finish(sequence)
 
     def _die(self, error: BaseException) -> None:
         """Everybody learns why. The runtime keeps the memory of steps still in flight."""
+        self._queue.fail(error)  # first: from here on nobody is added
         told_late = [delivery.sequence for delivery in self._undelivered]
-        arrived = (*self._arrived, *self._queue.fail(error))
         fault = f"the engine has crashed: {describe(error)}"
         ended: list[Request] = []
-        for request in map(request_of, (*told_late, *self._scheduler.live, *arrived)):
-            if not request.done:
-                request.finish(End(FinishReason.ERROR, error=fault))
-                ended.append(request)
+        for sequence in (*told_late, *self._scheduler.registry.live):
+            if not sequence.sink.done:
+                sequence.sink.finish(End(FinishReason.ERROR, error=fault))
+                ended.append(sequence.sink)
         self._fresh, self._told = None, {}
         self._tell(ended)
 
@@ -398,11 +394,11 @@ def _logprobs(
     return {ids[places[row]]: own for row, own in result.logprobs.items() if row in places}
 
 
-def _verdict(sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
+def _verdict(sequence: Sequence[Request], event: RowEvent, reason: FinishReason) -> End:
     if reason is FinishReason.ERROR:
         return End(reason, error=event.error)
     if reason is FinishReason.LENGTH:
         return End(reason, sequence.limit)
     if event.finish is FinishReason.STOP and not event.complete:
-        return End(reason, event.tokens[-1], hides_last=not request_of(sequence).include_stop)
+        return End(reason, event.tokens[-1], hides_last=not sequence.sink.include_stop)
     return End(reason, "constraint")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from photon_ext.checks import check_seconds
 from photon_ext.engine.output import End, Output, StreamEvent
@@ -18,7 +18,6 @@ from photon_ext.engine.text import MadeText, StoppedText, TextReader
 from photon_ext.engine.token_feed import TokenFeed
 
 if TYPE_CHECKING:
-    from photon_ext import scheduling
     from photon_ext.engine.request_queue import RequestQueue
     from photon_ext.sampling.spatial import ObjectReader
 
@@ -257,11 +256,6 @@ def wait_for_ends(requests: Sequence[Request], progress: Progress) -> None:
             if (i := ends.get()) not in ended:
                 ended.add(i)
                 progress(len(ended), len(requests))
-
-
-def request_of(sequence: scheduling.Sequence) -> Request:
-    """The caller's side of a sequence of an engine."""
-    return cast(Request, sequence.sink)
 
 
 def _wake(wakers: set[Waker]) -> None:

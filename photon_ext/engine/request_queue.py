@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from photon_ext.engine.request import Request
 from photon_ext.errors import EngineDeadError, QueueFull, RequestError, describe
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.bad_words import WithoutSequences
-from photon_ext.scheduling import RequestStats, Sequence
+from photon_ext.scheduling import Registry, RequestStats, Sequence
 
 
 class Arrivals(NamedTuple):
     """What the engine thread takes at the begin of a turn. A cancel may come late, or at once."""
 
-    submitted: list[Sequence]
+    submitted: list[Sequence[Request]]
     cancelled: list[Request]
     closing: bool
 
@@ -45,18 +45,22 @@ class RequestQueue:
         ids: of requests to come.
     """
 
-    def __init__(self, capacity: int | None = None, stats: RequestStats | None = None) -> None:
-        """`capacity`: requests that may run and wait, all together; None: any number. `stats`:
-        where refusals are counted.
+    def __init__(
+        self,
+        registry: Registry[Request] | None = None,
+        capacity: int | None = None,
+        stats: RequestStats | None = None,
+    ) -> None:
+        """`registry`: where requests are, until they end; None: a new one. `capacity`: requests
+        that may run and wait, all together; None: any number. `stats`: where refusals are counted.
         """
         self.read: set[Request] = set()
+        self._registry = Registry[Request]() if registry is None else registry
         self._capacity = capacity
         self._stats = RequestStats() if stats is None else stats
-        self.ids = itertools.count(1)
-        self._live: set[int] = set()  # requests that were posted and have not ended, by their ids
+        self.ids: Iterator[int] = itertools.count(1)
         self._lock = threading.RLock()
-        self._arrived: SimpleQueue[tuple[Sequence, ...] | Request] = SimpleQueue()
-        self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
+        self._arrived: SimpleQueue[tuple[Sequence[Request], ...] | Request] = SimpleQueue()
         self._closing = False
         self._cause: BaseException | None = None
         self._owner: int | None = None
@@ -95,7 +99,7 @@ class RequestQueue:
         None: until there is something; 0: no more.
         """
         closing = self._closing  # before the look at what was posted until then
-        submitted: list[Sequence] = []
+        submitted: list[Sequence[Request]] = []
         cancelled: list[Request] = []
         rest_s = 0.0 if closing else rest()
         while rest_s != 0.0 or not self._arrived.empty():
@@ -111,21 +115,10 @@ class RequestQueue:
                 submitted.extend(arrived)
         return Arrivals(submitted, cancelled, closing)
 
-    def fail(self, cause: BaseException) -> list[Sequence]:
-        """The engine has crashed; returns what nobody has collected."""
+    def fail(self, cause: BaseException) -> None:
+        """The engine has crashed: nothing comes any more."""
         with self._lock:
             self._cause = cause
-        left: list[Sequence] = []
-        while not self._arrived.empty():
-            arrived = self._arrived.get()
-            left += () if isinstance(arrived, Request) else arrived
-        return left
-
-    def finish(self, sequence: Sequence) -> None:
-        """The request has ended: its place and its constraint object may serve another."""
-        with self._lock:
-            self._live.discard(sequence.id)
-            self._borrowed.discard(id(_lent(sequence.constraint)))
 
     def check_wait(self) -> None:
         """Raises where a wait for a request would be for ever: RequestError, on the engine thread;
@@ -139,17 +132,17 @@ class RequestQueue:
                 "use another engine"
             )
 
-    def post(self, sequences: Seq[Sequence]) -> None:
-        """Queues requests together, for the same turn; or none, and raises EngineDeadError (closed,
-        failed or forked), QueueFull, or RequestError (a constraint object serves another request).
+    def post(self, sequences: Seq[Sequence[Request]]) -> None:
+        """Registers requests and queues them together, for the same turn; or none, and raises
+        EngineDeadError (closed, failed or forked), QueueFull, or RequestError (a constraint object
+        serves another request). Where Ctrl-C comes between, they are to be cancelled.
         """
         self.check_fork()
         with self._lock:
             self.check_room(len(sequences))
-            self._borrow([own for one in sequences if (own := _lent(one.constraint)) is not None])
+            self._check_lent(sequences)
+            self._registry.add(sequences)  # first: the engine thread may end them at once
             self._arrived.put(tuple(sequences))
-            # last: where Ctrl-C comes between, no place stays taken by what was not queued
-            self._live.update(sequence.id for sequence in sequences)
         give_way()
 
     def cancel(self, request: Request) -> None:
@@ -188,7 +181,7 @@ class RequestQueue:
                 ) from self._cause
             if self._closing:
                 raise EngineDeadError("the engine is closed; make a new one")
-            live, capacity = len(self._live), self._capacity
+            live, capacity = len(self._registry), self._capacity
             if capacity is None or live + count <= capacity:
                 return
             self._stats.refusals += count
@@ -199,9 +192,13 @@ class RequestQueue:
             "make the engine with a larger max_waiting"
         )
 
-    def _borrow(self, constraints: Seq[Constraint]) -> None:
-        taken = self._borrowed.copy()
-        for constraint in constraints:  # each holds the state of one request
+    def _check_lent(self, sequences: Seq[Sequence[Request]]) -> None:
+        """Raises RequestError where a constraint object would serve two requests at a time: it
+        holds the state of one.
+        """
+        lent = [own for one in sequences if (own := _lent(one)) is not None]
+        taken = {id(_lent(one)) for one in self._registry.live} if lent else set[int]()
+        for constraint in lent:
             if id(constraint) in taken:
                 raise RequestError(
                     f"this {type(constraint).__name__} already serves another request; give each "
@@ -209,11 +206,11 @@ class RequestQueue:
                     "one in its start state"
                 )
             taken.add(id(constraint))
-        self._borrowed = taken
 
 
-def _lent(constraint: Constraint | None) -> Constraint | None:
+def _lent(sequence: Sequence[Request]) -> Constraint | None:
     """What a caller may have given: beside bad words of several tokens it stands within another."""
+    constraint = sequence.constraint
     if isinstance(constraint, WithoutSequences) and constraint.inner is not None:
         return constraint.inner
     return constraint

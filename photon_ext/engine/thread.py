@@ -68,7 +68,7 @@ class _Thread(threading.Thread):
 
 def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
     """From its end on, which may be a crash, nothing keeps the engine but its callers: this is one
-    more thread where it ends between a caller's post and that caller's look at the threads.
+    more thread where the engine ends while a caller submits.
     """
     if loop.run():
         atexit.unregister(close)

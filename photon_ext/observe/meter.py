@@ -260,7 +260,7 @@ class Meter:
             gap_count=gap_count,
             gap_s=gap_s,
             host_s=self.clock.seconds(),
-            live=len(scheduler.live),
+            live=len(scheduler.registry),
             waiting=scheduler.waiting_count,
             timeouts=requests.timeouts,
             refusals=requests.refusals,

@@ -7,6 +7,7 @@ from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.planner import Planner
 from photon_ext.scheduling.policy import FirstCome, Policy, Priority, ShortestPrompt
 from photon_ext.scheduling.range_pool import RangePool
+from photon_ext.scheduling.registry import Registry
 from photon_ext.scheduling.scheduler import RequestStats, Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.token_budget import TokenBudget
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "Priority",
     "RangePool",
+    "Registry",
     "RequestStats",
     "Scheduler",
     "Sequence",

@@ -39,7 +39,6 @@ class Adapter:
     Attributes:
         weights: its copy on the host.
         key: its own among all adapters that ever were; a name may come again.
-        users: requests that have it and have not ended.
         slot: where it is on the device; 0: it has no slot.
         rows: rows that have it, those of ended requests with steps in flight included.
     """
@@ -47,7 +46,6 @@ class Adapter:
     name: str
     weights: Any = field(repr=False)
     key: int = field(default_factory=_count.__next__)
-    users: int = 0
     slot: int = 0
     rows: int = 0
 

@@ -6,20 +6,20 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
-from photon_ext.scheduling.sequence import Sequence
+from photon_ext.scheduling.sequence import Sequence, Sink
 
 FEW = 64
 
 
-class _Entry(NamedTuple):
+class _Entry(NamedTuple, Generic[Sink]):
     deadline: float
-    arrival: int  # differs, so that no two sequences are compared
-    sequence: Sequence
+    id: int  # differs, so that no two sequences are compared
+    sequence: Sequence[Sink]
 
 
-class Deadlines:
+class Deadlines(Generic[Sink]):
     """Sequences with a deadline, the next one first: a turn looks at that one alone.
 
     A sequence that ends otherwise stays until it is the next, but at most as many as are live, or a
@@ -31,13 +31,13 @@ class Deadlines:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self._entries: list[_Entry] = []  # a heap
+        self._entries: list[_Entry[Sink]] = []  # a heap
         self._most = FEW
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence[Sink]) -> None:
         """Remembers its deadline, if it has one."""
         if sequence.deadline == math.inf:
             return
@@ -45,9 +45,9 @@ class Deadlines:
             self._entries = [entry for entry in self._entries if not entry.sequence.ended]
             heapq.heapify(self._entries)
             self._most = max(FEW, 2 * len(self._entries))
-        heapq.heappush(self._entries, _Entry(sequence.deadline, sequence.arrival, sequence))
+        heapq.heappush(self._entries, _Entry(sequence.deadline, sequence.id, sequence))
 
-    def passed(self) -> Iterator[Sequence]:
+    def passed(self) -> Iterator[Sequence[Sink]]:
         """Those that have not ended though their deadline has passed; each once."""
         entries, now = self._entries, self.clock() if self._entries else 0.0
         while entries and (entries[0].sequence.ended or entries[0].deadline <= now):

@@ -6,25 +6,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
+from typing import Generic
 
 from photon_ext.runtime import Chunk, Row, StepKind, StepPlan, StepResult
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.running_set import RunningSet
 from photon_ext.scheduling.pager import Grant, Growth
 from photon_ext.scheduling.scheduler import Scheduler
-from photon_ext.scheduling.sequence import Sequence
+from photon_ext.scheduling.sequence import Sequence, Sink
 from photon_ext.scheduling.token_budget import TokenBudget
 
 _NO_GROWTH = Growth()
 ADMISSIONS = 16  # in a turn: more prompts than a step takes, and about a millisecond of work
 
 
-class Planner:
+class Planner(Generic[Sink]):
     """Rows and pages by rank (see policy.py), steps first come, first served."""
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: Scheduler[Sink],
         running_set: RunningSet,
         budget: int,
         mixed: TokenBudget | None = None,
@@ -37,7 +38,7 @@ class Planner:
         self._budget = budget
         self._mixed = mixed
 
-    def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
+    def admissions(self) -> Iterator[tuple[Sequence[Sink], Grant]]:
         """Sequences to admit now, with their pages, by rank, until one has to go on waiting: nobody
         overtakes it, so that a long prompt is not starved. Only who waits for another to write its
         pages, or for its adapter to come into a slot, is overtaken. Of many that come at once the
@@ -58,7 +59,7 @@ class Planner:
                 return
             yield sequence, grant
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
+    def victim(self, running: Iterable[Sequence[Sink]]) -> Sequence[Sink]:
         """Who gives its row up, of at least one that runs: the last of the same order, which
         never changes: no two requests preempt each other in turns.
         """

@@ -1,4 +1,4 @@
-"""Every request from submit to release: the one registry, who waits, who holds rows and pages."""
+"""Who waits, and who holds rows and pages; the registry says which requests there are."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Generic
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import FinishReason, Row, RowEvent, StepResult
 from photon_ext.scheduling.adapters import AdapterSlots
 from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.pager import Grant, Growth, Pager
-from photon_ext.scheduling.sequence import Sequence, SequenceState
+from photon_ext.scheduling.registry import Registry
+from photon_ext.scheduling.sequence import Sequence, SequenceState, Sink
 from photon_ext.scheduling.token_log import TokenLog
 
 _rank = attrgetter("rank")
@@ -42,12 +44,13 @@ class RequestStats:
     preemptions: int = 0
 
 
-class Scheduler:
-    """A sequence is live from `add` to `finish`; its row and pages are returned by `release`, which
+class Scheduler(Generic[Sink]):
+    """Knows a sequence from `add` to `finish`; its row and pages are returned by `release`, which
     may come later (zombies), or before: then it was preempted, and waits again. The engine thread
     owns all but `fit`, which reads constants only.
 
     Attributes:
+        registry: the requests that have not ended.
         log: the tokens of rows that decode together.
         stats: counters of requests.
         released: rows that the pipeline has released, for `release_all`: until the next turn a
@@ -68,24 +71,19 @@ class Scheduler:
         self.pool = pager.pool
         self.automata = AutomatonPool(0) if automata is None else automata
         self.max_rows = max_rows
-        self.log = TokenLog()
+        self.registry = Registry[Sink]()
+        self.log = TokenLog[Sink]()
         self.stats = RequestStats()
         self.released: list[Row] = []
         self._pager = pager
         self._max_len = max_len
-        self._live: dict[int, Sequence] = {}
-        self._waiting: list[Sequence] = []
+        self._waiting: list[Sequence[Sink]] = []
         self._adapters = AdapterSlots() if adapters is None else adapters
-        self._deferred: dict[Sequence, int | None] = {}  # a page, or None: a slot
-        self._in_rows: dict[Row, Sequence] = {}
+        self._deferred: dict[Sequence[Sink], int | None] = {}  # a page, or None: a slot
+        self._in_rows: dict[Row, Sequence[Sink]] = {}
 
     @property
-    def live(self) -> tuple[Sequence, ...]:
-        """Sequences that have not ended, oldest first."""
-        return tuple(self._live.values())
-
-    @property
-    def waiting(self) -> Seq[Sequence]:
+    def waiting(self) -> Seq[Sequence[Sink]]:
         """Sequences that may be admitted, by rank: the scheduler's own list, to be read."""
         return self._waiting
 
@@ -95,7 +93,7 @@ class Scheduler:
         return len(self._waiting) + len(self._deferred)
 
     @property
-    def running(self) -> list[Sequence]:
+    def running(self) -> list[Sequence[Sink]]:
         """Sequences whose rows run."""
         return [one for one in self._in_rows.values() if one.state is SequenceState.RUNNING]
 
@@ -125,26 +123,19 @@ class Scheduler:
             )
         return cap
 
-    def add(self, sequence: Sequence) -> None:
-        """Registers a sequence and queues it."""
-        self._live[sequence.id] = sequence
-        if sequence.adapter is not None:
-            sequence.adapter.users += 1
+    def add(self, sequence: Sequence[Sink]) -> None:
+        """A registered sequence waits from here on."""
         self._wait(sequence)
-
-    def find(self, request_id: int) -> Sequence | None:
-        """The live sequence of a request, waiting or running; None once it has ended."""
-        return self._live.get(request_id)
 
     def sequence_of(self, row: Row) -> Sequence:
         """Who holds a row, ended or not."""
         return self._in_rows[row]
 
-    def must_wait(self, sequence: Sequence) -> bool:
+    def must_wait(self, sequence: Sequence[Sink]) -> bool:
         """Whether `schedule` had too few pages or places for it, and still has."""
         return self._pager.refuses(sequence)
 
-    def defer(self, sequence: Sequence) -> bool:
+    def defer(self, sequence: Sequence[Sink]) -> bool:
         """Takes a waiting sequence aside while another row is writing pages that its prompt begins
         with, as it would write them once more, or while its adapter is in no slot. False where
         there is no such reason.
@@ -172,7 +163,7 @@ class Scheduler:
                 del self._deferred[sequence]
                 self._wait(sequence)
 
-    def schedule(self, sequence: Sequence) -> Grant | None:
+    def schedule(self, sequence: Sequence[Sink]) -> Grant | None:
         """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `cancel`
         follows. None where there are too few, or no row is free.
         """
@@ -185,7 +176,7 @@ class Scheduler:
             self._release_automaton(sequence)
         return grant
 
-    def admit(self, sequence: Sequence, row: Row, grant: Grant) -> None:
+    def admit(self, sequence: Sequence[Sink], row: Row, grant: Grant) -> None:
         """The scheduled sequence has got this row."""
         sequence.row = row
         self._in_rows[row] = sequence
@@ -198,7 +189,7 @@ class Scheduler:
             self.stats.device_constraints += sequence.automaton is not None
             self.stats.host_constraints += sequence.constraint is not None
 
-    def cancel(self, sequence: Sequence, grant: Grant) -> None:
+    def cancel(self, sequence: Sequence[Sink], grant: Grant) -> None:
         """The scheduled sequence was not admitted: it has its place in line again."""
         self._pager.cancel(sequence, grant)
         self._release_automaton(sequence)
@@ -208,7 +199,7 @@ class Scheduler:
         """See Pager.grow."""
         return self._pager.grow()
 
-    def _hold_automaton(self, sequence: Sequence) -> bool:
+    def _hold_automaton(self, sequence: Sequence[Sink]) -> bool:
         """False where there is no place for it now."""
         if sequence.automaton is None:
             return True
@@ -216,26 +207,27 @@ class Scheduler:
         sequence.automaton_begin = begin or 0
         return begin is not None
 
-    def _release_automaton(self, sequence: Sequence) -> None:
+    def _release_automaton(self, sequence: Sequence[Sink]) -> None:
         if sequence.automaton is not None:
             self.automata.release(sequence.automaton)
 
-    def _wait(self, sequence: Sequence) -> None:
+    def _wait(self, sequence: Sequence[Sink]) -> None:
         insort(self._waiting, sequence, key=_rank)
 
-    def _unqueue(self, sequence: Sequence) -> None:
-        del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+    def _unqueue(self, sequence: Sequence[Sink]) -> None:
+        """It waits no more, if it did: a submission that was interrupted never came here."""
+        place = bisect_left(self._waiting, sequence.rank, key=_rank)
+        if sequence in self._waiting[place : place + 1]:
+            del self._waiting[place]
 
-    def finish(self, sequence: Sequence) -> None:
+    def finish(self, sequence: Sequence[Sink]) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
-        if sequence.adapter is not None:
-            sequence.adapter.users -= 1
         if sequence in self._deferred:
             del self._deferred[sequence]
             self._adapters.left()
         elif sequence.state is SequenceState.WAITING:
             self._unqueue(sequence)
-        self._live.pop(sequence.id, None)
+        self.registry.remove(sequence)
         sequence.ended, sequence.embeds = True, None
         if not sequence.watched:
             sequence.sink.settle()
@@ -266,7 +258,7 @@ class Scheduler:
         """While no row is in use, the log keeps no request that ran last."""
         self.log.follow((), self._in_rows.__getitem__)
 
-    def advance(self, result: StepResult) -> Iterator[tuple[Sequence, RowEvent]]:
+    def advance(self, result: StepResult) -> Iterator[tuple[Sequence[Sink], RowEvent]]:
         """Takes the tokens of a step: those of ordinary rows as columns.
 
         Yields what has to be looked at: ends and first tokens, and all tokens of watched sequences,
@@ -298,7 +290,9 @@ class Scheduler:
         if result.rows:
             log.steps.extend(result.tokens)  # what ends here has settled before
 
-    def _seen(self, sequence: Sequence, event: RowEvent) -> Iterator[tuple[Sequence, RowEvent]]:
+    def _seen(
+        self, sequence: Sequence[Sink], event: RowEvent
+    ) -> Iterator[tuple[Sequence[Sink], RowEvent]]:
         """The event, without tokens that are repeated, as they should be."""
         if count := sequence.repeats:
             for token in event.tokens[:count]:

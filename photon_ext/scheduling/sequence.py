@@ -9,7 +9,9 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
+
+from typing_extensions import TypeVar
 
 from photon_ext.layout import FIRST_EMBED
 from photon_ext.runtime import Admission, FinishReason, Row, TokenLogprobs
@@ -24,7 +26,8 @@ from photon_ext.scheduling.token_sink import TokenSink
 if TYPE_CHECKING:
     import torch
 
-_count = itertools.count()
+Sink = TypeVar("Sink", bound=TokenSink, default=TokenSink, covariant=True)
+"""What callers hold of a request: scheduling knows it as a TokenSink, an engine as its own."""
 
 
 class SequenceState(Enum):
@@ -41,7 +44,7 @@ class SequenceState(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Sequence:
+class Sequence(Generic[Sink]):
     """A request from submit to the release of its row.
 
     Attributes:
@@ -59,7 +62,6 @@ class Sequence:
         priority: the higher, the sooner, under a policy that looks at it.
         deadline: when it ends at the latest, in seconds of `time.monotonic`; infinite: never.
         arrived: when it came, in seconds of `time.monotonic`.
-        arrival: its place among all sequences, in order of arrival; a preemption keeps it.
         key: its place in the policy's order.
         automaton: a constraint that the device keeps; None: it has none.
         automaton_begin: where it lies on the device, while a row holds it.
@@ -71,7 +73,7 @@ class Sequence:
 
     admission: Admission
     constraint: Constraint | None
-    sink: TokenSink
+    sink: Sink
     watched: bool = False
     limit: str = "max_new_tokens"
     root: Hashable = None
@@ -79,7 +81,6 @@ class Sequence:
     deadline: float = math.inf
     adapter: Adapter | None = None
     arrived: float = field(default_factory=time.monotonic)
-    arrival: int = field(default_factory=_count.__next__)
     key: Key = ()
     automaton: TokenAutomaton | None = None
     automaton_begin: int = 0
@@ -104,8 +105,10 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[Key, int]:
-        """The smallest is the first to get a row, the largest the first to give it up."""
-        return self.key, self.arrival
+        """The smallest is the first to get a row, the largest the first to give it up: by the
+        policy, then by arrival, in whose order ids are given.
+        """
+        return self.key, self.sink.id
 
     @property
     def state(self) -> SequenceState:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable
+from typing import Generic
 
 from photon_ext.runtime import Row
 from photon_ext.runtime.decode_batch import changed_columns, patched
-from photon_ext.scheduling.sequence import Sequence
+from photon_ext.scheduling.sequence import Sequence, Sink
 
 MOST = 256  # columns of tokens, from which on another batch begins anew
 
 
-class TokenLog:
+class TokenLog(Generic[Sink]):
     """A view of what steps gave, which owns no request: `steps` has a column of tokens for each
     step, or several where a row got several; a row's place in it is that in `rows`, `sequences` and
     `ids`, and what is negative there is no token. Each request follows its place, and takes its
@@ -25,12 +26,12 @@ class TokenLog:
 
     def __init__(self) -> None:
         self.rows: tuple[Row, ...] = ()
-        self.sequences: list[Sequence] = []
+        self.sequences: list[Sequence[Sink]] = []
         self.watched: tuple[int, ...] = ()
         self.ids = array("q")
         self.steps: list[array[int]] = []
 
-    def follow(self, rows: tuple[Row, ...], sequence_of: Callable[[Row], Sequence]) -> None:
+    def follow(self, rows: tuple[Row, ...], sequence_of: Callable[[Row], Sequence[Sink]]) -> None:
         """Another batch decodes from here on. Places that stay go on in the same steps, so that a
         row that joins or leaves costs the others nothing; but the steps of rows that have left are
         not kept for long.

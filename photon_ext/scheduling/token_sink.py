@@ -14,7 +14,7 @@ class TokenSink(Protocol):
     `settle`). Called by the engine thread alone.
 
     Attributes:
-        id: the request's, different from those of all others of the engine.
+        id: the request's, larger than those of all requests that came before to the engine.
         cached_tokens: of its prompt, those that its first row found in cached pages.
     """
 

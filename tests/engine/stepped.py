@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from photon_ext.engine import Engine
-from photon_ext.engine.request import Request, request_of
+from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.layout import NO_PAGE
 from photon_ext.runtime import Pipeline
@@ -77,7 +77,7 @@ class Stepped:
         asked = RequestOptions.of(**options)
         sequence = self.engine._input.make(prompt, params, False, asked)
         self.engine._queue.post([sequence])
-        return request_of(sequence)
+        return sequence.sink
 
     def turn(self) -> bool:
         """One turn of the loop; False where there is nothing to do."""

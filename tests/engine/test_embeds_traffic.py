@@ -92,7 +92,7 @@ def test_a_prompt_that_waits_for_places_is_not_granted_each_turn(
     stepped.submit({"prompt_embeds": image(56)}, SamplingParams(4))
     waits = stepped.submit({"prompt_embeds": image(56, 1)}, SamplingParams(4))
     stepped.turn()
-    sequence = stepped.scheduler.find(waits.id)
+    sequence = stepped.scheduler.registry.find(waits.id)
     assert sequence is not None
     for _ in range(5):  # of 7 steps of 8 embeddings
         stepped.turn()
@@ -111,7 +111,9 @@ def test_the_embeddings_of_a_request_that_has_ended_are_given_up(depth: int) -> 
         stepped.submit({"prompt_embeds": image(20, seed)}, SamplingParams(4)) for seed in range(3)
     )
     stepped.turn()
-    sequences = [stepped.scheduler.find(request.id) for request in (ends, cancelled, waits)]
+    sequences = [
+        stepped.scheduler.registry.find(request.id) for request in (ends, cancelled, waits)
+    ]
     assert all(one is not None and one.embeds is not None for one in sequences)
     cancelled.cancel()
     stepped.run()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from photon_ext.engine.request import Request, request_of
+from photon_ext.engine.request import Request
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Sequence, SequenceState
 from tests.engine.byte_tokenizer import VOCAB
@@ -90,7 +90,7 @@ def test_hazard_13_one_that_ends_in_any_state_touches_no_other(
     stepped, asked = serve(depth)
     sequence = turn_until(stepped, state)
     if end == "cancelled":
-        request_of(sequence).cancel()
+        sequence.sink.cancel()
     else:
         sequence.deadline = 0.0
         stepped.loop._deadlines.add(sequence)
@@ -99,7 +99,7 @@ def test_hazard_13_one_that_ends_in_any_state_touches_no_other(
     reasons = check_outputs(stepped, asked)
     assert sorted(reasons) == sorted([end, *["length"] * 5])
     scheduler = stepped.scheduler
-    assert (scheduler.pool.held, scheduler.rows_held, len(scheduler.live)) == (0, 0, 0)
+    assert (scheduler.pool.held, scheduler.rows_held, len(scheduler.registry)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -9,13 +9,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_ext.engine import Engine, Output, Request
-from photon_ext.engine.request import request_of
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
@@ -475,7 +476,7 @@ class Interrupted:
         self.requests: list[Request] = []
 
     def __call__(self, sequences: list[Sequence]) -> None:
-        self.requests = [request_of(sequence) for sequence in sequences]
+        self.requests = [sequence.sink for sequence in sequences]
         self.post(sequences)
         raise KeyboardInterrupt
 
@@ -502,6 +503,27 @@ def test_an_interrupt_right_after_queueing_cancels_the_requests(
             "cancelled"
         }
         assert_drained_after(engine)
+
+
+def test_an_interrupt_before_a_request_is_queued_frees_its_place_and_its_constraint() -> None:
+    class Interrupting(SimpleQueue[Any]):
+        left = 1
+
+        def put(self, *args: Any) -> None:
+            if self.left:
+                self.left -= 1
+                raise KeyboardInterrupt
+            super().put(*args)
+
+    with engine_on(WatchedDevice(max_rows=1), max_waiting=0) as engine:
+        own = SamplingParams(max_new_tokens=4, constraint=Brittle(""))
+        engine._queue._arrived = Interrupting()
+        with pytest.raises(KeyboardInterrupt):
+            engine.submit([1], own)
+        begin = time.monotonic()
+        while engine.stats().live and time.monotonic() < begin + 20:
+            time.sleep(0.001)
+        assert engine.submit([1], own).result(20).finish_reason == "length"
 
 
 def test_a_thread_that_does_not_start_fails_that_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -559,21 +581,22 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
     def ended() -> weakref.ref[Engine]:
         engine = make(WatchedDevice())
         assert_alive(engine)
-        post = engine._queue.post
+        post = engine._post
 
         def late(sequences: list[Sequence]) -> None:
-            post(sequences)
-            if not crash:
+            if crash:
+                post([engine._input.make([9], LONG, False, RequestOptions())])
+            else:
                 engine._queue.close()
             engine._thread._threads[0].join(20)
+            post(sequences)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine._queue, "post", late)
+            patch.setattr(engine, "_post", late)
             if crash:
                 patch.setattr(engine._pipeline, "launch", lambda plan: 1 // 0)
-            assert engine.submit([9]).result(20).finish_reason == (
-                "error" if crash else "cancelled"
-            )
+            with pytest.raises(EngineDeadError, match="crashed" if crash else "closed"):
+                engine.submit([9])
             engine._thread.join()
         return weakref.ref(engine)
 
@@ -629,14 +652,15 @@ def test_a_signal_handler_may_close_the_engine_while_it_starts(
             engine.close()
 
     def submit() -> None:
-        ended.append(engine.submit([9]).result(20).finish_reason)
+        with pytest.raises(EngineDeadError, match="closed"):
+            engine.submit([9])
+        ended.set()
 
-    ended: list[str] = []
+    ended = threading.Event()
     caller = threading.Thread(target=submit, daemon=True)
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     caller.start()
-    caller.join(5)
-    assert ended, "it waits for a lock that its own thread has taken"
+    assert ended.wait(5), "it waits for a lock that its own thread has taken"
 
 
 def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
@@ -720,7 +744,7 @@ def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back
         overlooked = engine._input.make([1, 2], LONG, False, RequestOptions())
         overlooked.admission = Admission((1, 2), RowParams(max_new_tokens=64))
         engine._post([overlooked])
-        output = request_of(overlooked).result(5)
+        output = overlooked.sink.result(5)
         assert (output.finish_reason, output.token_ids) == ("error", ())
         assert "17 pages given; this request needs 1, and a row holds 16 at most" in (
             output.error or ""
@@ -773,7 +797,7 @@ def test_a_crash_between_two_requests_that_came_together_is_told_to_both() -> No
     made[0].key, made[1].key = (1,), ("what no policy may return",)  # type: ignore[assignment]
     engine._post(made)
     for sequence in made:
-        assert "not supported between" in (request_of(sequence).result(5).error or "")
+        assert "not supported between" in (sequence.sink.result(5).error or "")
     engine.close()
 
 

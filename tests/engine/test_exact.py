@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from photon_ext.engine import StepOutput
-from photon_ext.engine.request import Request, request_of
+from photon_ext.engine.request import Request
 from photon_ext.sampling import SamplingParams
 from photon_ext.testing import Request as ToyRequest
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
@@ -100,7 +100,7 @@ def test_a_request_may_leave_while_it_repeats(depth: int, cancels: bool) -> None
             left = repeating[0]
             assert left.row is not None
             if cancels:
-                request_of(left).cancel()
+                left.sink.cancel()
             else:
                 assert stepped.pipeline.drain(left.row)
         stepped.check()
@@ -108,7 +108,7 @@ def test_a_request_may_leave_while_it_repeats(depth: int, cancels: bool) -> None
     assert cancels or left.preemptions > 1
     for request, tokens in zip(requests, expected_of(), strict=True):
         output = request.result(0)
-        if cancels and request is request_of(left):
+        if cancels and request is left.sink:
             assert output.finish_reason == "cancelled"
             assert output.token_ids == tokens[: len(output.token_ids)]
         else:
@@ -124,7 +124,7 @@ def test_a_forward_that_does_not_repeat_itself_fails_its_request_alone() -> None
         if repeating and not disturbed:
             disturbed = True
             repeating[0]._repeated[-1] = (repeating[0]._repeated[-1] + 1) % VOCAB
-            failed = request_of(repeating[0])
+            failed = repeating[0].sink
     assert disturbed
     assert "does not give the same bits again" in (failed.result(0).error or "")
     for request, tokens in zip(requests, expected_of(), strict=True):

@@ -177,7 +177,7 @@ def test_many_threads_on_an_engine_at_work_never_exceed_its_places() -> None:
                 ends.append(engine.submit([1, 2], SHORT))
 
     with engine_on(device, num_pages=32, max_waiting=3) as engine:
-        device.on_step = lambda: most.append(len(engine._queue._live))
+        device.on_step = lambda: most.append(len(engine._scheduler.registry))
         threads = [threading.Thread(target=hammer) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -189,7 +189,7 @@ def test_many_threads_on_an_engine_at_work_never_exceed_its_places() -> None:
         assert len(ends) + engine.stats().refusals == 480
         engine.close()
         assert (engine.stats().live, engine.stats().pages_held) == (0, 0)
-        assert not engine._queue._live
+        assert not len(engine._scheduler.registry)
 
 
 def test_without_a_bound_everybody_waits() -> None:

@@ -20,7 +20,7 @@ from photon_ext.models.text.chat_options import ChatOptions
 from photon_ext.models.text.special_tokens import ChatText
 from photon_ext.runtime.admission import Admission
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import FirstCome
+from photon_ext.scheduling import FirstCome, Registry
 
 
 class Letters:
@@ -58,7 +58,7 @@ def admitted(prompt: Any, params: SamplingParams | None = None) -> Admission:
         RequestQueue(),
         FirstCome(),
         GrammarCompiler(None, 200, ()),
-        AdapterRegistry(None),
+        AdapterRegistry(None, Registry()),
     )
     return processor.make(prompt, params, False, RequestOptions()).admission
 

@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from photon_ext.engine import Request, StreamEvent
 from photon_ext.engine.output import End
 from photon_ext.engine.reader import EventReader
-from photon_ext.engine.request import request_of
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
 from photon_ext.sampling import SamplingParams, from_allowed_ids
@@ -53,7 +52,7 @@ class ReaderMachine(RuleBasedStateMachine):
         self.told: dict[Request, list[int]] = {}
         self.decode: tuple[Row, ...] = ()  # the same tuple while nobody joins or leaves
         self.readers: list[Reader] = []
-        self.rows = 0
+        self.rows, self.queue = 0, RequestQueue()
 
     def step(self, tokens: list[tuple[int, ...]], events: dict[int, RowEvent]) -> None:
         """Commits a step, in which rows got so many tokens, and does with it what the engine's loop
@@ -68,29 +67,30 @@ class ReaderMachine(RuleBasedStateMachine):
         result = StepResult(None, rows, columns or [array("i", [-1]) * len(rows)], events)
         for column, row in enumerate(rows):
             if column not in events:
-                self.told[request_of(self.scheduler.sequence_of(row))] += given[column]
+                self.told[self.scheduler.sequence_of(row).sink] += given[column]
         for sequence, event in self.scheduler.advance(result):
             if sequence.watched and event.finish is None:
-                request_of(sequence).add(event.tokens)
+                sequence.sink.add(event.tokens)
             if event.finish is not None:
                 self.scheduler.finish(sequence)
-                request_of(sequence).finish(End(event.finish), event.tokens)
+                sequence.sink.finish(End(event.finish), event.tokens)
 
     def join(self, watched: bool) -> Row:
         admission = Admission((1, 2), RowParams(max_new_tokens=8))
-        sequence = Sequence(admission, None, Request(RequestQueue()), watched)
+        sequence = Sequence(admission, None, Request(self.queue), watched)
+        self.scheduler.registry.add([sequence])
         self.scheduler.add(sequence)
         grant = self.scheduler.schedule(sequence)
         assert grant is not None
         self.rows += 1
         row = Row(self.rows, 1, tuple(grant.pages), *admission[:2])
         self.scheduler.admit(sequence, row, grant)
-        self.told[request_of(sequence)] = []
+        self.told[sequence.sink] = []
         return row
 
     def event(self, row: Row, tokens: tuple[int, ...], finish: FinishReason | None) -> RowEvent:
         """An error may come behind tokens, and with none of them."""
-        self.told[request_of(self.scheduler.sequence_of(row))] += tokens
+        self.told[self.scheduler.sequence_of(row).sink] += tokens
         error = "out of order" if finish is FinishReason.ERROR else None
         return RowEvent(row, tokens, finish, error)
 
@@ -124,12 +124,12 @@ class ReaderMachine(RuleBasedStateMachine):
         if not zombies:
             self.regroup(self.decode)
 
-    @precondition(lambda self: self.scheduler.live)
+    @precondition(lambda self: self.scheduler.registry.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        sequence = data.draw(st.sampled_from(self.scheduler.live))
+        sequence = data.draw(st.sampled_from(self.scheduler.registry.live))
         self.scheduler.finish(sequence)
-        request_of(sequence).finish(End(FinishReason.CANCELLED))
+        sequence.sink.finish(End(FinishReason.CANCELLED))
 
     def regroup(self, rows: Any) -> None:
         self.decode = tuple(row for row in rows if not self.scheduler.sequence_of(row).ended)

@@ -14,11 +14,13 @@ from photon_ext.errors import EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
 from photon_ext.sampling import Constraint, from_allowed_ids
 from photon_ext.sampling.bad_words import Endings, WithoutSequences
-from photon_ext.scheduling import Sequence
+from photon_ext.scheduling import Registry, Sequence
+
+IDS = RequestQueue()  # requests of all queues here have different ids
 
 
-def make(constraint: Constraint | None = None) -> Sequence:
-    return Sequence(Admission((1, 2), RowParams()), constraint, Request(RequestQueue()))
+def make(constraint: Constraint | None = None) -> Sequence[Request]:
+    return Sequence(Admission((1, 2), RowParams()), constraint, Request(IDS))
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -124,7 +126,8 @@ def test_whoever_submits_gives_way_once_the_request_is_there(
 
 
 def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_back() -> None:
-    requests, constraint = RequestQueue(), from_allowed_ids([1])
+    registry, constraint = Registry[Request](), from_allowed_ids([1])
+    requests = RequestQueue(registry)
     with pytest.raises(RequestError, match="this AllowedIds already serves another request"):
         requests.post([make(constraint), make(constraint)])
     assert requests.collect(lambda: 0.0).submitted == [], "nothing was queued"
@@ -133,16 +136,18 @@ def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_ba
     assert requests.collect(lambda: None).submitted == [first]
     with pytest.raises(RequestError, match="already serves"):
         requests.post([make(constraint)])
-    requests.finish(first)
+    registry.remove(first)
     requests.post([make(constraint)])
 
 
-def test_requests_that_nobody_collected_are_handed_back_at_a_crash() -> None:
-    requests = RequestQueue()
+def test_requests_are_registered_until_they_end_also_those_that_nobody_collects() -> None:
+    registry = Registry[Request]()
+    requests = RequestQueue(registry)
     requests.post([taken := make()])
     assert requests.collect(lambda: None).submitted == [taken]
     requests.post([left := make()])
-    assert requests.fail(OSError("no power")) == [left]
+    requests.fail(OSError("no power"))
+    assert registry.live == (taken, left)
     with pytest.raises(EngineDeadError, match=r"the engine has crashed \(OSError: no power"):
         requests.post([make()])
 
@@ -160,7 +165,8 @@ class Empty:
 
 @pytest.mark.parametrize("constraint", [from_allowed_ids([1, 2]), Empty()], ids=["ids", "empty"])
 def test_a_constraint_beside_bad_words_serves_one_request_at_a_time(constraint: Constraint) -> None:
-    requests = RequestQueue()
+    registry = Registry[Request]()
+    requests = RequestQueue(registry)
 
     def beside() -> Sequence:
         return make(WithoutSequences(Endings([(1, 2)]), constraint))
@@ -170,5 +176,5 @@ def test_a_constraint_beside_bad_words_serves_one_request_at_a_time(constraint: 
     for other in (beside(), make(constraint)):
         with pytest.raises(RequestError, match="already serves another request"):
             requests.post([other])
-    requests.finish(first)
+    registry.remove(first)
     requests.post([beside(), make(WithoutSequences(Endings([(1, 2)]), None))])

@@ -37,6 +37,7 @@ class Server:
     def add(self, prompt: int, priority: int = 0, arrived: float = 0.0) -> Sequence:
         sequence = make_sequence(prompt, 1, priority=priority, arrived=arrived)
         sequence.key = checked_key(self.policy, sequence)
+        self.scheduler.registry.add([sequence])
         self.scheduler.add(sequence)
         return sequence
 

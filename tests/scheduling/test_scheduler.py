@@ -43,6 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(prompt=st.integers(1, 20), new=st.integers(1, 12))
     def add(self, prompt: int, new: int) -> None:
         sequence = make_sequence(prompt, self.scheduler.fit(prompt, new))
+        self.scheduler.registry.add([sequence])
         self.scheduler.add(sequence)
         self.waiting.append(sequence)
 
@@ -79,7 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from([*self.waiting, *self.running]))
-        assert self.scheduler.find(sequence.id) is sequence
+        assert self.scheduler.registry.find(sequence.id) is sequence
         self.scheduler.finish(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
@@ -89,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert sequence.row is not None
             sequence.row.move(RowState.FINISHED)  # as the pipeline does
             self.zombies.append(sequence)
-        assert self.scheduler.find(sequence.id) is None
+        assert self.scheduler.registry.find(sequence.id) is None
 
     @precondition(lambda self: self.zombies)
     @rule()
@@ -108,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(held) == len(set(held)) == pool.held
         assert pool.free + pool.held == PAGES
         assert self.scheduler.rows_held == len(in_rows)
-        assert set(self.scheduler.live) == {*self.waiting, *self.running}
+        assert set(self.scheduler.registry.live) == {*self.waiting, *self.running}
         assert list(self.scheduler.waiting) == self.waiting
 
     @invariant()
@@ -154,7 +155,8 @@ def test_a_request_may_take_the_last_page_to_its_last_place() -> None:
     """The last token's keys are never written: 7 + 14 tokens are 20 entries, which are 5 pages."""
     scheduler = Scheduler(Pager(PagePool(5), PAGE), ROWS, MAX_LEN)
     assert scheduler.fit(7, 14) == 14
-    scheduler.add(sequence := make_sequence(7, 14))
+    scheduler.registry.add([sequence := make_sequence(7, 14)])
+    scheduler.add(sequence)
     grant = scheduler.schedule(sequence)
     assert grant is not None
     assert len(grant.pages) == 5
