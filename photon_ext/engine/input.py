@@ -18,10 +18,10 @@ from photon_ext.engine.prompts import EncodedPrompt, Prompt, PromptEncoder
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue, give_way
-from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
+from photon_ext.sampling.answer_text import StoppedText, TextReader
 from photon_ext.sampling.bad_words import BadWords, WithoutSequences
 from photon_ext.sampling.constraints import constraint_fault
 from photon_ext.sampling.pattern import NotRegular

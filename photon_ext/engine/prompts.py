@@ -15,6 +15,7 @@ from photon_ext.checks import as_index, is_array
 from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, shape_of
 from photon_ext.errors import RequestError, describe, shown
 from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
+from photon_ext.models.text.length_limit import LengthLimit
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +129,7 @@ class PromptEncoder:
             return self._encode_chat([{"role": "user", "content": text}], options)
         if options.needs_template is not None:
             raise _untold(options)
-        self._check_length(len(text))
+        self._limit.check(len(text))
         return EncodedPrompt(tokenizer.encode(text))
 
     @property
@@ -140,27 +141,15 @@ class PromptEncoder:
         return self.tokenizer
 
     @cached_property
-    def _most_characters(self) -> int | None:
-        return self._tokenizer.most_characters(self.max_len)
-
-    def _check_length(self, characters: int) -> None:
-        """Raises RequestError for a text that is sure to be too long, before it is encoded: some
-        megabytes take seconds and gigabytes.
-        """
-        most = self._most_characters
-        if most is not None and characters > most:
-            raise RequestError(
-                f"the prompt has {characters} characters, which are more than the {self.max_len} "
-                "tokens that the context holds; shorten it, or make the engine with a larger "
-                "max_len"
-            )
+    def _limit(self) -> LengthLimit:
+        return LengthLimit(self._tokenizer, self.max_len)
 
     def _encode_chat(self, messages: Sequence[Any], options: ChatOptions) -> EncodedPrompt:
         """Embeddings go through the template as marks that no text holds."""
         marks: dict[str, Any] = {}
         checked = [_checked_message(message, marks) for message in messages]
         tokenizer = self._tokenizer
-        chat = tokenizer.chat_text(checked, options=options, check_length=self._check_length)
+        chat = tokenizer.chat_text(checked, options=options, check_length=self._limit.check)
         if not marks:
             return EncodedPrompt(tokenizer.encode_part(chat))
         found = [*re.finditer("|".join(marks), chat.text)]
@@ -192,7 +181,7 @@ class PromptEncoder:
             raise RequestError(f"prompt_embeds is a {type(parts).__name__}; {_PARTS}")
         texts = [part for part in parts if isinstance(part, str)]
         if texts:
-            self._check_length(sum(map(len, texts)))
+            self._limit.check(sum(map(len, texts)))
         builder = _Builder(self.reader)
         for index, part in enumerate(parts):
             if isinstance(part, str):  # a begin-of-text token goes before a text that begins it all

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from photon_ext.checks import check_seconds
 from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
-from photon_ext.engine.text import MadeText, StoppedText, TextReader
 from photon_ext.engine.token_feed import TokenFeed
+from photon_ext.sampling.answer_text import MadeText, StoppedText, TextReader
 
 if TYPE_CHECKING:
     from photon_ext.engine.request_queue import RequestQueue

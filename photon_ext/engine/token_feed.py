@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from photon_ext.engine.output import End
-from photon_ext.engine.text import StoppedText
 from photon_ext.runtime import FinishReason, TokenLogprobs
+from photon_ext.sampling.answer_text import StoppedText
 
 _NO_LOG: Sequence[array[int]] = ()
 

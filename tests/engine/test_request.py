@@ -17,10 +17,10 @@ import pytest
 from photon_ext.engine import Request, StreamEvent
 from photon_ext.engine.output import End
 from photon_ext.engine.request_queue import RequestQueue
-from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError
 from photon_ext.runtime import FinishReason, TokenLogprobs
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.answer_text import StoppedText, TextReader
 
 
 class Letters:

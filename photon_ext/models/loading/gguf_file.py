@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from gguf import dequantize
 from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
 from photon_ext.errors import ModelError, shortened
 from photon_ext.models.loading.gguf_reader import GgufReader
 from photon_ext.models.text.text_files import check_regular
+
+if TYPE_CHECKING:
+    import torch
 
 _MAGIC = b"GGUF"
 
@@ -88,6 +90,8 @@ class GgufFile:
             KeyError: there is no such tensor.
             ModelError: the gguf package cannot dequantize it.
         """
+        import torch  # whoever reads the metadata alone, of a tokenizer, does without
+
         stored = self._tensors[name]
         try:
             values = dequantize(stored.data, stored.tensor_type)

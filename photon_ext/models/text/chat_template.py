@@ -73,12 +73,21 @@ class ChatTemplate:
             self._template = self._environment.compile_bounded(template)
             tree = self._environment.parse(template)
             self._names = {node.name for node in tree.find_all(nodes.Name)}
+            self._texts = [node.value for node in tree.find_all(nodes.Const)]
             self._read = meta.find_undeclared_variables(tree) - {*self._environment.globals}
         except Exception as error:  # of Jinja, or of Python on the code that Jinja writes
             raise ModelError(
                 f"{source}: the chat template does not compile ({_told(error)}); "
                 "remove it or use plain prompts"
             ) from error
+
+    def reads(self, name: str) -> bool:
+        """Whether the template reads a variable of this name."""
+        return name in self._names
+
+    def mentions(self, text: str) -> bool:
+        """Whether a constant of the template holds this text: the name of a role that it knows."""
+        return any(isinstance(each, str) and text in each for each in self._texts)
 
     def render(
         self,

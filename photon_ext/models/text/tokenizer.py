@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from photon_ext.models.text.detokenizer import Detokenizer
 from photon_ext.models.text.open_end import OpenEnd
 from photon_ext.models.text.special_tokens import ChatText, SpecialTokens
 from photon_ext.models.text.text_files import present, read_json, read_text
+from photon_ext.models.text.token_bytes import TokenBytes
 from photon_ext.models.text.tokenizer_file import library_errors, read_backend
 
 if TYPE_CHECKING:
@@ -47,7 +49,10 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_id = self._special_id(special_tokens.get("bos_token"))
         self.eos_id = self._special_id(special_tokens.get("eos_token"))
-        self.chat_template = ChatTemplate(template, special_tokens, source) if template else None
+        self._named = dict(special_tokens)
+        self.chat_template: ChatTemplate | None = None
+        if template:
+            self.use_template(template, source)
         self._special = SpecialTokens(backend)
 
     @classmethod
@@ -89,6 +94,12 @@ class Tokenizer:
                 special_tokens[name] = tokens[token_id]
         template = ConfigReader(file.fields, str(file.path)).text("tokenizer.chat_template")
         return cls(backend, special_tokens, template, str(file.path))
+
+    def use_template(self, template: str, source: str) -> None:
+        """Conversations are written by this chat template from here on. Raises ModelError, naming
+        `source`: it is broken.
+        """
+        self.chat_template = ChatTemplate(template, self._named, source)
 
     def most_characters(self, tokens: int) -> int | None:
         """A text of more characters is sure to be more tokens than these. None: that cannot be
@@ -220,15 +231,26 @@ class Tokenizer:
             text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A streaming decoder for one sequence."""
+    def detokenizer(
+        self, skip_special_tokens: bool = True, shown: Collection[int] = ()
+    ) -> Detokenizer:
+        """A streaming decoder for one sequence. `shown`: ids of special tokens whose names are in
+        the text, although others are skipped.
+        """
+        hidden = self._special.ids.difference(shown) if skip_special_tokens else frozenset()
 
         def left_out(token: int) -> bool:
-            return (
-                skip_special_tokens and token in self._special.ids
-            ) or self._backend.id_to_token(token) is None
+            return token in hidden or self._backend.id_to_token(token) is None
 
-        return Detokenizer(self._backend, skip_special_tokens, left_out)
+        return Detokenizer(self._backend, skip_special_tokens and not shown, left_out)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that an id stands for, see TokenBytes."""
+        return self._token_bytes.of(token)
+
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._backend)
 
     def to_json(self) -> str:
         """The tokenizer as a tokenizer.json, for other libraries."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
-if TYPE_CHECKING:
-    from photon_ext.models.text.detokenizer import Detokenizer
+
+class Detokenizer(Protocol):
+    """As models.text.detokenizer has it."""
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...
 
 
 class TextReader:

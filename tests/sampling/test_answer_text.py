@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.answer_text import StoppedText, TextReader
 
 LETTERS = st.text(alphabet="abc", max_size=14)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3)
