@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 def _is_command() -> bool:
     """Whether this process is the command line, which loads torch and the ops itself: there Ctrl-C
-    meanwhile, or a missing torch, is told in one line.
+    meanwhile, or a missing torch, is told in one line. Or a process of its server, which may need
+    no torch.
     """
     program = sys.argv[0] if sys.argv else ""
     if program == "-m":  # what Python says while it looks for the module to run
-        return "photon_ext" in sys.orig_argv
+        runs = sys.orig_argv
+        return "photon_ext" in runs or any(one.startswith("photon_ext.serve.") for one in runs)
     return os.path.basename(program) == "photon-ext"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import NoReturn, get_args
+from typing import Any, NoReturn, get_args
 
 import photon_ext
 from photon_ext.checks import Backend, check_seconds
@@ -45,6 +45,9 @@ def make_parser() -> Parser:
         commands.add_parser(
             "trace", help="a timeline of host and device: where the device waits, and for whom"
         )
+    )
+    _add_serve(
+        commands.add_parser("serve", help="an HTTP port that speaks OpenAI's and Anthropic's APIs")
     )
     _add_info(commands.add_parser("info", help="versions, devices, build, and what is missing"))
     return parser
@@ -123,6 +126,81 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
 
 
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    from photon_ext.cli.engine_flags import add_engine_flags
+    from photon_ext.serve.settings import ServeSettings
+
+    parser.add_argument("--host", default="127.0.0.1", help="by default 127.0.0.1")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="by default 8000; 0 takes one that is free"
+    )
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="requests have to bring it; may be given more than once. By default those in the "
+        "environment variable PHOTON_API_KEY, with spaces between",
+    )
+    parser.add_argument(
+        "--served-model-name",
+        action="append",
+        metavar="NAME",
+        help="how requests name the model; may be given more than once, the first is in answers",
+    )
+    parser.add_argument(
+        "--lora",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="an adapter of PEFT, which requests name as a model; may be given more than once",
+    )
+    parser.add_argument(
+        "--lora-dir", metavar="DIR", help="requests may load adapters that are children of it"
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="a template of Jinja instead of the model's own"
+    )
+    parser.add_argument(
+        "--http-workers",
+        type=int,
+        metavar="N",
+        help="HTTP processes; by default a fourth of the cores, up to 4",
+    )
+    parser.add_argument(
+        "--app",
+        default=ServeSettings.app,
+        metavar="MODULE:FUNCTION",
+        help="an ASGI application of your own around the engine: what makes it of a client and "
+        "settings, see photon_ext.serve",
+    )
+    parser.add_argument(
+        "--in-process",
+        action="store_true",
+        help="all in one process, for debugging: a step is late where HTTP is spoken",
+    )
+    seconds: dict[str, Any] = {"type": _seconds, "metavar": "SECONDS"}
+    parser.add_argument(
+        "--drain-timeout",
+        default=60.0,
+        help="how long requests in flight may go on after SIGTERM (default 60)",
+        **seconds,
+    )
+    parser.add_argument(
+        "--engine-timeout",
+        default=30.0,
+        help="an engine that gives no sign of life for so long is ended (default 30)",
+        **seconds,
+    )
+    parser.add_argument(
+        "--form-timeout",
+        default=5.0,
+        help="how long the form of an answer may take to compile (default 5)",
+        **seconds,
+    )
+    _add_model(parser)
+    add_engine_flags(parser)
+
+
 def _add_info(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     plan = parser.add_argument_group("which kernels the steps of a model run")
@@ -146,7 +224,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--exact", action="store_true", help="of an engine with exact=True")
 
 
-def _add_engine(parser: argparse.ArgumentParser) -> None:
+def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="smollm2",
@@ -157,6 +235,10 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", help="float32, float16 or bfloat16; by default what suits the model"
     )
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
     parser.add_argument(
         "--depth",
         type=int,

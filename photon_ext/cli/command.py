@@ -46,14 +46,14 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _imported(command: str) -> Callable[..., int]:
-    """`run` of the command's module. `info` alone needs no torch.
+    """`run` of the command's module. `info` needs no torch, and `serve` leaves it to its children.
 
     Raises:
         Missing: a package that it needs cannot be imported.
     """
     with starting():
         try:
-            if command != "info":
+            if command not in ("info", "serve"):
                 import_module("photon_ext._library")
             return cast("Callable[..., int]", import_module(f"photon_ext.cli.{command}").run)
         except ImportError as error:

@@ -21,6 +21,12 @@ class AdapterRegistry:
         self._adapters: dict[str, Adapter] = {}
         self._lock = threading.Lock()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of those that are loaded."""
+        with self._lock:
+            return tuple(self._adapters)
+
     def load(self, name: str, path: str | Path) -> None:
         """Reads and checks an adapter on the calling thread. Raises as Engine.load_lora."""
         if self._store is None:

@@ -69,8 +69,7 @@ class AutomatonFolder:
             self._trim()
 
     def _key(self, grammar: Grammar) -> bytes:
-        form = f"{grammar.kind.value}\0{grammar.whitespace}\0{grammar.text}"
-        return hashlib.sha256(self._salt + form.encode()).digest()
+        return hashlib.sha256(self._salt + grammar.key).digest()
 
     def _file(self, key: bytes) -> Path:
         return self._folder / (key.hex() + _SUFFIX)

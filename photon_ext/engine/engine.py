@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from photon_ext.runtime.ports import RuntimePort
     from photon_ext.runtime.step import Forward
 
+Announce = Callable[[Seq[Request]], object]
 MOST_ANSWERS = 2**14  # to one prompt: a mistyped number would fill the memory with requests
 
 
@@ -77,9 +78,13 @@ class Engine(SpatialSkills):
         tokenizer: the model's (models.tokenizer); None where only token ids are served.
         vocab_size: width of the logits; token ids lie below it.
         max_rows: requests that run at once.
+        max_waiting: requests that may wait besides; None: any number.
+        max_len: tokens of a request, but for the answer's last.
+        eos_ids: what ends an answer.
         depth: steps in flight, 1 or 2.
         device: where it runs, "cpu" or "cuda:N".
         meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing (observe.meter).
+        compiler: makes constraints of the forms of answers (engine.grammar_compiler).
     """
 
     def __init__(
@@ -138,8 +143,12 @@ class Engine(SpatialSkills):
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
         policy, rows = choose_policy(policy), runtime.table.max_rows
+        capacity = None
         if max_waiting is not None:
-            max_waiting = check_count("max_waiting", max_waiting, least=0) + rows
+            max_waiting = check_count("max_waiting", max_waiting, least=0)
+            capacity = max_waiting + rows
+        self.max_waiting = max_waiting
+        self.max_len = runtime.max_len
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_rows = rows
@@ -158,7 +167,7 @@ class Engine(SpatialSkills):
         scheduler = Scheduler[Request](pager, rows, runtime.max_len, slots, automata)
         self._scheduler = scheduler
         self._adapters = AdapterRegistry(adapters, scheduler.registry)
-        self._queue = RequestQueue(scheduler.registry, max_waiting, scheduler.stats)
+        self._queue = RequestQueue(scheduler.registry, capacity, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
             forward,
@@ -175,9 +184,9 @@ class Engine(SpatialSkills):
             prompt_logprobs=prompt_logprobs,
         )
         log_fallbacks()  # of what the captures launched
-        ends = tuple(eos_ids)
+        self.eos_ids = ends = tuple(eos_ids)
         pinned = device.startswith("cuda")
-        compiler = GrammarCompiler(
+        self.compiler = GrammarCompiler(
             tokenizer, vocab_size, ends, runtime.automaton_words, pinned, automata_dir
         )
         self._input = InputProcessor(
@@ -187,7 +196,7 @@ class Engine(SpatialSkills):
             scheduler.fit,
             self._queue,
             policy,
-            compiler,
+            self.compiler,
             self._adapters,
             reader,
             0 if region is None else region.bins,
@@ -352,6 +361,7 @@ class Engine(SpatialSkills):
         *,
         raw: bool = False,
         n: None = None,
+        announce: Announce | None = None,
         **options: Unpack[RequestKeywords],
     ) -> Request: ...
 
@@ -363,6 +373,7 @@ class Engine(SpatialSkills):
         *,
         raw: bool = False,
         n: int,
+        announce: Announce | None = None,
         **options: Unpack[RequestKeywords],
     ) -> list[Request]: ...
 
@@ -373,6 +384,7 @@ class Engine(SpatialSkills):
         *,
         raw: bool = False,
         n: int | None = None,
+        announce: Announce | None = None,
         **options: Unpack[RequestKeywords],
     ) -> Request | list[Request]:
         """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
@@ -380,6 +392,9 @@ class Engine(SpatialSkills):
 
         With ``n`` it returns a list of n requests, one for each answer: each is read,
         streamed and cancelled by itself.
+
+        `announce` is called with the requests before they are queued, so that a listener knows
+        whose tokens it hears of; what it raises is raised, and nothing is queued.
 
         Raises:
             RequestError, ConfigError: the request can never be served; QueueFull: not now, or not
@@ -391,6 +406,8 @@ class Engine(SpatialSkills):
         count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
         made = self._input.make_answers(prompt, params, raw, asked, count)
         requests = [sequence.sink for sequence in made]
+        if announce is not None:
+            announce(requests)
         try:
             self._post(made)
         except QueueFull:  # nothing was queued
@@ -482,6 +499,16 @@ class Engine(SpatialSkills):
         that is submitted at the same time may not be seen; it runs with the adapter all the same.
         """
         self._adapters.unload(name)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the adapters that are loaded."""
+        return self._adapters.names
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no row now."""
+        return self._scheduler.waiting_count
 
     def encode_image(self, image: Any) -> torch.Tensor:
         """The embeddings of an image, [n, hidden], for prompts: computed once, and used in many.

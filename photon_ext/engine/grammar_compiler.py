@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from photon_ext.engine.automaton_folder import AutomatonFolder
 from photon_ext.engine.compiled_grammar import CompiledGrammar
+from photon_ext.engine.given_forms import GivenForms
 from photon_ext.engine.vocabulary import Vocabulary
 from photon_ext.errors import RequestError
+from photon_ext.sampling.automaton_file import automaton_bytes, read_automaton
 from photon_ext.sampling.byte_automaton import AutomatonLimits
 from photon_ext.sampling.grammar import Grammar
 from photon_ext.sampling.grammar_constraint import GrammarConstraint
@@ -26,7 +29,14 @@ MOST_KEPT = 32
 
 
 class GrammarCompiler:
-    """Keeps what was compiled last, for all requests of an engine; usable from any thread."""
+    """Keeps what was compiled last, for all requests of an engine; usable from any thread.
+
+    Attributes:
+        automaton_words: what the device has for automata.
+        given: forms that another process compiles, which may crash in it; None: they are compiled
+            here. Then a form that was not given is refused, and the matchers of the host are made
+            of those alone that were.
+    """
 
     def __init__(
         self,
@@ -41,7 +51,8 @@ class GrammarCompiler:
         what the device has for automata, and `pinned`: it copies them from pinned memory;
         `automata_dir`: a folder where they are kept.
         """
-        self._automaton_words = automaton_words
+        self.automaton_words = automaton_words
+        self.given: GivenForms | None = None
         self._pinned = pinned
         self._automata_dir = automata_dir
         self._tokenizer = tokenizer
@@ -60,6 +71,9 @@ class GrammarCompiler:
                 refused; why, and what to do.
             ConfigError: the package llguidance is missing.
         """
+        if self.given is not None:
+            with suppress(NotRegular):
+                self.given.automaton(grammar)
         return self._compiled(grammar).start()
 
     def automaton(self, grammar: Grammar) -> TokenAutomaton:
@@ -68,13 +82,29 @@ class GrammarCompiler:
 
         Raises: as `start`; NotRegular: the host has to keep it, and why.
         """
-        if not self._automaton_words:
+        if self.given is not None:
+            return self.given.automaton(grammar)
+        if not self.automaton_words:
             raise NotRegular("the engine has no memory for automata (automata_mib)")
         compiled = self._compiled(grammar)
         assert self._vocabulary is not None
-        left = self._automaton_words - len(self._vocabulary.tokens.tables)
-        limits = AutomatonLimits()
-        return compiled.automaton(limits._replace(size=min(limits.size, 4 * left)))
+        return compiled.automaton(self._limits(self._vocabulary))
+
+    def read(self, grammar: Grammar, data: bytes) -> TokenAutomaton:
+        """The automaton that the compiler of another process has made (`write`). Raises ValueError:
+        these are no such bytes; NotRegular: the device has no place for it.
+        """
+        with self._lock:
+            vocabulary = self._known(grammar)
+        return read_automaton(data, grammar.key, vocabulary.tokens, self._limits(vocabulary))
+
+    def write(self, grammar: Grammar) -> bytes:
+        """An automaton for the engine of another process. Raises as `automaton`."""
+        return automaton_bytes(self.automaton(grammar), grammar.key)
+
+    def _limits(self, vocabulary: Vocabulary) -> AutomatonLimits:
+        limits, left = AutomatonLimits(), self.automaton_words - len(vocabulary.tokens.tables)
+        return limits._replace(size=min(limits.size, 4 * left))
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
         with self._lock:

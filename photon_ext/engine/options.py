@@ -6,11 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from photon_ext import _C
 from photon_ext.checks import (
     Backend,
     Prefill,
@@ -21,11 +18,11 @@ from photon_ext.checks import (
     check_flag,
     check_prefill,
 )
-from photon_ext.engine.automaton_folder import made_folder
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.kernel_plan import KernelPlan
-from photon_ext.scheduling import Policy
-from photon_ext.scheduling.policy import choose_policy
+
+if TYPE_CHECKING:
+    from photon_ext.scheduling import Policy
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 MAX_BIASES = 300  # logit biases of a request
@@ -149,6 +146,10 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
+        # not above: who asks for no engine, but for what options there are, needs no torch
+        from photon_ext.engine.automaton_folder import made_folder
+        from photon_ext.scheduling.policy import choose_policy
+
         self._settle("page_size", check_count("page_size", self.page_size))
         for name in ("max_rows", "max_len", "num_pages", "chunk", "max_tokens_per_step"):
             if getattr(self, name) is not None:
@@ -213,4 +214,8 @@ def choose_device(device: str) -> str:
     """`device`, where "auto" is the GPU if torch sees one that this build has kernels for."""
     if device != "auto":
         return device
+    import torch
+
+    from photon_ext import _C
+
     return "cuda" if _C.cuda_compiled and torch.cuda.is_available() else "cpu"

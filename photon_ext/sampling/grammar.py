@@ -49,6 +49,11 @@ class Grammar(NamedTuple):
     text: str
     whitespace: bool = False
 
+    @property
+    def key(self) -> bytes:
+        """All of it, for hashes."""
+        return f"{self.kind.value}\0{self.whitespace}\0{self.text}".encode()
+
 
 def grammar_of(
     json_schema: object,

@@ -4,6 +4,10 @@ an HTTP port in front of it.
 Nothing here that a client needs imports torch.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from photon_ext.serve.contract import (
     Ask,
     BadAsk,
@@ -21,6 +25,9 @@ from photon_ext.serve.contract import (
 )
 from photon_ext.serve.settings import ServeSettings
 
+if TYPE_CHECKING:
+    from photon_ext.serve.client import EngineClient
+
 __all__ = [
     "Ask",
     "BadAsk",
@@ -28,6 +35,7 @@ __all__ = [
     "Client",
     "Delta",
     "End",
+    "EngineClient",
     "EngineGone",
     "EngineStarting",
     "Generation",
@@ -37,3 +45,11 @@ __all__ = [
     "ServeSettings",
     "TokenScore",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "EngineClient":
+        raise AttributeError(f"module 'photon_ext.serve' has no attribute {name!r}")
+    from photon_ext.serve.client import EngineClient  # needs msgspec, which settings do not
+
+    return EngineClient

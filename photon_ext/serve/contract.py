@@ -158,7 +158,7 @@ class ModelCard:
         max_len: tokens of prompt and answer, but for the answer's last.
         vocab_size: width of the logits; ids lie below it.
         eos_ids: what ends an answer unless `ignore_eos`.
-        device, dtype: "cpu" or "cuda:N"; "float32", "float16" or "bfloat16".
+        device: "cpu" or "cuda:N".
         max_rows: requests that run at once. max_waiting: requests that may wait besides; None: any
             number.
         adapters: names of those that are loaded; they change as they are loaded and unloaded.
@@ -171,7 +171,6 @@ class ModelCard:
     vocab_size: int
     eos_ids: tuple[int, ...]
     device: str
-    dtype: str
     max_rows: int
     max_waiting: int | None
     adapters: tuple[str, ...]

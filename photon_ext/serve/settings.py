@@ -17,6 +17,7 @@ class ServeSettings:
         api_keys: of which a request has to bring one; (): none is asked for.
         lora_dir: the folder whose children requests may load by name; None: they may load none.
         chat_template: a file that replaces the model's own; None: the model's.
+        app: "module:function" that makes the ASGI application of a client and these settings.
         worker: number of this HTTP process, from 0 on, of how many `workers`.
     """
 
@@ -28,5 +29,6 @@ class ServeSettings:
     api_keys: tuple[str, ...] = ()
     lora_dir: str | None = None
     chat_template: str | None = None
+    app: str = "photon_ext.serve.app:make_app"
     worker: int = 0
     workers: int = 1

@@ -1,0 +1,184 @@
+"""The answers to one request, as they come: the client's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from photon_ext.serve.contract import Delta, End, EngineGone, Scores
+
+Canceller = Callable[[list[int]], None]
+
+
+class Answer:
+    """One answer, as its client's messages name it.
+
+    Attributes:
+        closed: nothing more is wanted of it, or comes.
+        inbox: of its request.
+    """
+
+    __slots__ = ("_delta", "_end", "_index", "_scores_left", "closed", "inbox")
+
+    def __init__(self, inbox: Inbox, index: int, scores_prompt: bool) -> None:
+        self.closed = False
+        self.inbox = inbox
+        self._index = index
+        self._delta: Delta | None = None
+        self._end: End | None = None
+        self._scores_left = scores_prompt
+
+    def push(self, token: int) -> None:
+        delta = self._delta
+        if delta is None:
+            delta = self._fresh()
+        delta.tokens.append(token)
+
+    def extend(self, tokens: Iterable[int], scores: Scores | None = None) -> None:
+        delta = self._fresh()
+        delta.tokens.extend(tokens)
+        if scores is not None:
+            delta.scores = scores if delta.scores is None else _joined(delta.scores, scores)
+
+    def begin(self, cached_tokens: int) -> None:
+        self._fresh().cached_tokens = cached_tokens
+
+    def score_prompt(self, scores: Scores, last: bool) -> None:
+        delta = self._fresh()
+        before = delta.prompt_scores
+        delta.prompt_scores = scores if before is None else _joined(before, scores)
+        self._scores_left = not last
+        if last and self._end is not None:
+            self.finish(self._end)
+
+    def finish(self, end: End) -> None:
+        """It has ended; told once the scores of its prompt are there."""
+        self._end = end
+        if not self._scores_left:
+            self._fresh().end = end
+            self.inbox.close(self)
+
+    def take(self) -> Delta:
+        """What has come since the last call."""
+        delta, self._delta = self._delta, None
+        assert delta is not None
+        return delta
+
+    def _fresh(self) -> Delta:
+        if self._delta is None:
+            self._delta = Delta(self._index)
+            self.inbox.tell(self)
+        return self._delta
+
+
+class Inbox:
+    """What has come of all answers to one request.
+
+    Attributes:
+        answers: by index.
+        accepted: done when the engine has taken the request; fails with why it has not.
+    """
+
+    def __init__(self, first: int, n: int, scores_prompt: bool) -> None:
+        """`first`: the client's number of answer 0."""
+        loop = asyncio.get_running_loop()
+        self.answers = [Answer(self, i, scores_prompt and i == 0) for i in range(n)]
+        self.accepted: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        self._first = first
+        self._open = n
+        self._fresh: list[Answer] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._gone: EngineGone | None = None
+
+    def tell(self, answer: Answer) -> None:
+        """Something has come of it, for the first time since the last look."""
+        self._fresh.append(answer)
+        self._wake()
+
+    def close(self, answer: Answer) -> None:
+        """Nothing more comes of it."""
+        if not answer.closed:
+            answer.closed = True
+            self._open -= 1
+            self._wake()
+
+    def fail(self, error: EngineGone) -> None:
+        """The engine is gone."""
+        self._gone = error
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+        self._wake()
+
+    def refuse(self, error: Exception) -> None:
+        if not self.accepted.done():
+            self.accepted.set_exception(error)
+
+    def cancel(self, index: int | None) -> list[int]:
+        """Closes one answer, or all; returns the client's numbers of those that had not ended."""
+        chosen = self.answers if index is None else [self.answers[index]]
+        numbers = [self._first + self.answers.index(one) for one in chosen if not one.closed]
+        for answer in chosen:
+            self.close(answer)
+        self._fresh = [one for one in self._fresh if one not in chosen]
+        return numbers
+
+    async def take(self) -> list[Delta]:
+        """See Generation.__anext__."""
+        while not self._fresh:
+            if not self._open:
+                raise StopAsyncIteration
+            if self._gone is not None:
+                raise self._gone
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        fresh, self._fresh = self._fresh, []
+        return [answer.take() for answer in fresh]
+
+    def cancel_from_anywhere(self, cancel: Canceller) -> None:
+        """Where a generation was lost, which a garbage collection may find on any thread."""
+        if self._open:
+            with suppress(RuntimeError):  # the event loop is closed
+                self._loop.call_soon_threadsafe(lambda: cancel(self.cancel(None)))
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class LiveGeneration:
+    """See contract.Generation."""
+
+    def __init__(self, inbox: Inbox, cancel: Canceller) -> None:
+        self._inbox, self._cancel = inbox, cancel
+
+    def __aiter__(self) -> LiveGeneration:
+        return self
+
+    async def __anext__(self) -> list[Delta]:
+        return await self._inbox.take()
+
+    async def __aenter__(self) -> LiveGeneration:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        self._inbox.cancel_from_anywhere(self._cancel)
+
+    def cancel(self, index: int | None = None) -> None:
+        self._cancel(self._inbox.cancel(index))
+
+
+def _joined(first: Scores, second: Scores) -> Scores:
+    return Scores(
+        first.sampled + second.sampled,
+        first.counts + second.counts,
+        first.ids + second.ids,
+        first.values + second.values,
+    )

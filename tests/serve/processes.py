@@ -1,0 +1,154 @@
+"""`photon-ext serve` as a process of its own, and what tests ask of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STARTS_WITHIN_S = 120.0
+APP = "tests.serve.stub_app:make_app"
+
+
+class Server:
+    """Started with the application of stub_app.py.
+
+    Attributes:
+        process: the parent. port: where it serves.
+        log: what it has written, in lines.
+    """
+
+    def __init__(self, model: str, *arguments: str) -> None:
+        line = [sys.executable, "-m", "photon_ext", "serve", "--model", model, "--port", "0"]
+        self.process = subprocess.Popen(
+            [*line, "--device", "cpu", "--app", APP, *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.port = 0
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.log.append(line.rstrip())
+
+    def __enter__(self) -> Server:
+        try:
+            self.port = int(self.said(r"ready in .* at http://127.0.0.1:(\d+)")[1])
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+
+    def said(self, pattern: str, seconds: float = STARTS_WITHIN_S) -> re.Match[str]:
+        """Waits for a line of its log."""
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found[:] = filter(None, (re.search(pattern, line) for line in [*self.log]))
+            return bool(found) or self.process.poll() is not None
+
+        until(look, seconds, lambda: f"no line has {pattern!r}: {self.log}")
+        assert found, f"it has ended: {self.log}"
+        return found[0]
+
+    def children(self, module: str) -> list[int]:
+        """Process ids of its children that run this module of photon_ext.serve."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                parent = int((path / "stat").read_text().rsplit(")", 1)[1].split()[1])
+                line = (path / "cmdline").read_text()
+                if parent == self.process.pid and f"photon_ext.serve.{module}\0" in line:
+                    found.append(int(path.name))
+        return found
+
+    def ended(self, seconds: float) -> int:
+        """Its exit code; waits for it."""
+        return self.process.wait(seconds)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        response = self._ask("GET", path)
+        return response.status, json.loads(response.read())
+
+    def post(self, **asked: Any) -> HTTPResponse:
+        """The response to a request for tokens; its lines come as they are read."""
+        return self._ask("POST", "/generate", json.dumps(asked))
+
+    def generated(self, **asked: Any) -> list[Any]:
+        """All lines of such a response."""
+        response = self.post(**asked)
+        assert response.status == 200, response.read()
+        return [*lines(response)]
+
+    def _ask(self, method: str, path: str, body: str | None = None) -> HTTPResponse:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request(method, path, body)
+        return connection.getresponse()
+
+    def is_empty(self) -> bool:
+        """Whether nothing runs or waits, and no row or page is held."""
+        stats = self.get("/stats")[1]
+        held = ("live", "waiting", "rows_held", "pages_held", "automata_held")
+        return not any(stats[name] for name in held)
+
+
+def lines(response: HTTPResponse) -> Iterator[Any]:
+    for line in response:
+        yield json.loads(line)
+
+
+def tokens_of(told: list[Any], index: int = 0) -> list[int]:
+    return [
+        token for deltas in told for one, tokens, _ in deltas if one == index for token in tokens
+    ]
+
+
+def end_of(told: list[Any], index: int = 0) -> list[Any]:
+    """Finish reason, stop reason and error."""
+    (end,) = [end for deltas in told for one, _, end in deltas if one == index and end is not None]
+    return end  # type: ignore[no-any-return]
+
+
+def until(
+    true: Callable[[], object], seconds: float = 10.0, what: Callable[[], str] = lambda: ""
+) -> None:
+    """Waits until something is true; fails after so many seconds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what() or f"not within {seconds} s"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
