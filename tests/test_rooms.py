@@ -47,7 +47,7 @@ ROOMS = {
 }
 # What a folder inside models/ may import of it: nothing that runs what it makes
 MODELS = {
-    "layers": {"config", "kernel_plan", "rope", "layers"},
+    "layers": {"config", "kernel_plan", "projections", "rope", "layers"},
     "loading": {"config", "weights", "lora", "loading", "text"},
     "text": {"loading", "text"},
 }

@@ -12,7 +12,7 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from benchmarks.kernel_cases.linears import Projection, projections
 from photon_ext import ops
 from photon_ext.layout import META_COLUMNS, ROW_COLUMNS, Meta, RowColumn
-from photon_ext.models.lora import LoraShape
+from photon_ext.models.projections import layer_projections
 
 RANK = 16
 
@@ -41,12 +41,8 @@ def _tokens(at: Setting, adapters: int) -> tuple[torch.Tensor, torch.Tensor]:
     return meta.to(at.device), rows.to(at.device)
 
 
-def _parts(each: Projection) -> int:
-    return {"qkv": 3, "gate_up": 2}.get(each.what, 1)
-
-
 def _shrink(each: Projection, adapters: int, at: Setting) -> Case:
-    rows = _parts(each) * RANK
+    rows = len(layer_projections(at.config)[each.what].rows) * RANK
     every = at.stack(adapters, rows, each.k, deviation=each.k**-0.5)
     x, out = at.normal(at.batch, each.k), at.unwritten(at.batch, rows)
     nbytes, tokens = every[0].nbytes + x.nbytes + out.nbytes, _tokens(at, adapters)
@@ -54,8 +50,8 @@ def _shrink(each: Projection, adapters: int, at: Setting) -> Case:
 
 
 def _expand(each: Projection, adapters: int, at: Setting) -> Case:
-    parts = _parts(each)
-    first = {"qkv": at.config.q_size, "gate_up": at.config.intermediate}.get(each.what, each.n)
+    rows = layer_projections(at.config)[each.what].rows
+    parts, first = len(rows), rows[0]
     every = at.stack(adapters, each.n, RANK, deviation=RANK**-0.5)
     h, out = at.normal(at.batch, parts * RANK), at.normal(at.batch, each.n, seed=1)
     nbytes, tokens = every[0].nbytes + h.nbytes + 2 * out.nbytes, _tokens(at, adapters)
@@ -67,20 +63,20 @@ def _expand(each: Projection, adapters: int, at: Setting) -> Case:
 def _link(each: Projection, adapters: int, at: Setting) -> Case:
     """Behind a projection of a fused layer, in bfloat16."""
     at = at._replace(dtype=torch.bfloat16)
-    ours, dtype = LoraShape(at.config, RANK).projections, torch.float32
+    ours, dtype = layer_projections(at.config), torch.float32
     following = {"o": "gate_up", "gate_up": "down", "down": "qkv"}.get(each.what)
-    rows, own = ours[each.what].weight.n, ours[each.what]
+    rows, own = ours[each.what].n, ours[each.what]
     a_rows = RANK * len(ours[following].rows) if following else 0
-    width = ours[following].weight.k if following else 0
+    width = ours[following].k if following else 0
     every = at.stack(adapters, rows * RANK + a_rows * width, deviation=RANK**-0.5)
     x, act = at.normal(at.batch, rows), at.unwritten(at.batch, rows // 2)
-    normalizes = following and ours[following].norm is not None
+    normalizes = following and ours[following].normed
     norm = at.gain(width) if normalizes else None
-    before = at.normal(*ops.lora_link_sums(at.batch, RANK * _parts(each), each.k)).to(dtype).abs()
+    before = at.normal(*ops.lora_link_sums(at.batch, RANK * len(own.rows), each.k)).to(dtype).abs()
     shape = ops.lora_link_sums(at.batch, a_rows, width)
     after = torch.empty(shape, dtype=dtype, device=at.device) if following else None
     act_or_none = act if each.what == "gate_up" else None
-    eps, tokens = (1e-6 if own.norm is not None else None), _tokens(at, adapters)
+    eps, tokens = (1e-6 if own.normed else None), _tokens(at, adapters)
 
     def arguments(memory: torch.Tensor) -> tuple[object, ...]:
         b = memory[:, : rows * RANK].view(adapters, rows, RANK)

@@ -15,7 +15,13 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import NARROW_BATCH_TOKENS
-from photon_ext.models.layers.block import empty_block
+from photon_ext.models.projections import (
+    BATCH_OPS,
+    FUSED_OPS,
+    Epilogue,
+    head_projection,
+    layer_projections,
+)
 
 WAYS = ("portable", "hopper")
 MANY_TOKENS = 65  # from here on only the kernels made for so many are measured
@@ -34,21 +40,14 @@ class Projection(NamedTuple):
     batch: str = ""
 
 
-FUSED = {
-    "qkv": ("norm_linear_into",),
-    "o": ("linear_residual_", "linear_norm_into"),
-    "gate_up": ("norm_swiglu_into", "swiglu_into"),
-    "down": ("linear_residual_", "linear_norm_into"),
-}
-
-
 def projections(config: ModelConfig) -> list[Projection]:
     """Every weight matrix of a layer, and the lm head."""
-    layer = empty_block(config, 0, partial(torch.empty, device="meta")).projections()
-    found = [
-        Projection(name, one.weight.n, one.weight.k, *FUSED[name]) for name, one in layer.items()
+    shapes = layer_projections(config) | {"lm_head": head_projection(config)}
+    batch = BATCH_OPS | {Epilogue.STORE: ""}  # that one is measured anyway
+    return [
+        Projection(name, one.n, one.k, FUSED_OPS[one.epilogue], batch[one.epilogue])
+        for name, one in shapes.items()
     ]
-    return [*found, Projection("lm_head", config.vocab, config.hidden, "norm_linear_into")]
 
 
 def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from photon_ext import _C
 from photon_ext.models.config import ModelConfig
@@ -22,10 +22,16 @@ from photon_ext.models.kernel_plan import (
     ExecutionMode,
     ExecutionModes,
     KernelPlan,
-    Linear,
     Target,
-    layer_linears,
+    has_spare_workspace,
     linears_unsupported,
+    plan_projection,
+)
+from photon_ext.models.projections import (
+    TITLES,
+    ProjectionShape,
+    head_projection,
+    layer_projections,
 )
 
 WITHIN = "-"  # what the op does is part of another kernel
@@ -86,38 +92,42 @@ def step_kernels(setting: Setting) -> list[Entry]:
 
 def _ops(one: Setting, step: str, modes: ExecutionModes) -> dict[str, Callable[[int], Chosen]]:
     """Of each op, what it runs for a number of tokens."""
-    linears = layer_linears(one.config)
+    shapes = layer_projections(one.config)
 
-    def linear(name: str) -> Callable[[int], Chosen]:
-        return lambda tokens: _linear(one, modes.of(tokens), tokens, linears[name])
+    def linear(name: str) -> dict[str, Callable[[int], Chosen]]:
+        shape = shapes[name]
+        return {TITLES[name]: lambda tokens: _linear(one, modes.of(tokens), tokens, shape)}
 
-    attention: dict[str, Callable[[int], Chosen]] = {
-        "attention": lambda tokens: _decode_attention(one, tokens)
-    }
+    def decodes(tokens: int) -> Chosen:
+        return _attention(one, _C.plan_decode_attention, tokens, one.plan.batch_attention)
+
+    attention: dict[str, Callable[[int], Chosen]] = {"attention": decodes}
     if step == "chunks":
         attention = {
-            "attention of chunks": lambda tokens: _chunk_attention(one, tokens),
-            "attention of decode rows": attention["attention"],
+            "attention of chunks": lambda tokens: _attention(
+                one, _C.plan_paged_attention, tokens, one.plan.even
+            ),
+            "attention of decode rows": decodes,
         }
     inside = one.plan.hopper and step == "decode"
-    head = linears["q, k, v"]._replace(n=one.config.vocab)
+    head = head_projection(one.config)
     return {
         "norms": lambda tokens: _norms(one, modes.of(tokens), tokens),
-        "q, k, v": linear("q, k, v"),
+        **linear("qkv"),
         "rotation": lambda _: Chosen(WITHIN if inside else "rope_append_kv"),
         **attention,
-        "o": linear("o"),
-        "gate, up": linear("gate, up"),
+        **linear("o"),
+        **linear("gate_up"),
         "swiglu": lambda tokens: Chosen(
             WITHIN if modes.of(tokens) in (ExecutionMode.FUSED, ExecutionMode.BATCH) else "silu_mul"
         ),
-        "down": linear("down"),
+        **linear("down"),
         "head": lambda tokens: _linear(one, modes.head(tokens, modes.of(tokens)), tokens, head),
         "sampling": lambda _: _sampling(one),
     }
 
 
-def _linear(one: Setting, mode: ExecutionMode, tokens: int, linear: Linear) -> Chosen:
+def _linear(one: Setting, mode: ExecutionMode, tokens: int, shape: ProjectionShape) -> Chosen:
     if mode is ExecutionMode.TORCH:
         return Chosen(TORCH)
     if mode is ExecutionMode.OWN:
@@ -125,17 +135,9 @@ def _linear(one: Setting, mode: ExecutionMode, tokens: int, linear: Linear) -> C
         return Chosen(
             "tile", linears_unsupported(one.config, one.target, one.dtype) if fused else None
         )
-    op = linear.batch if mode is ExecutionMode.BATCH else linear.fused
-    workspace = mode is ExecutionMode.BATCH or _has_workspace(one)
-    return Chosen(
-        *_C.plan_linear(one.target.gpu, op, one.dtype, tokens, linear.n, linear.k, workspace)
-    )
-
-
-def _has_workspace(one: Setting) -> bool:
-    """As Decoder: `2 * intermediate` elements of bfloat16 hold a token's words."""
-    words = _C.linear_workspace_words(1, one.config.hidden)
-    return one.plan.chunks.fused_tokens > 0 and one.config.intermediate >= words
+    spare = one.plan.chunks.fused_tokens > 0 and has_spare_workspace(one.config)
+    workspace = mode is ExecutionMode.BATCH or spare
+    return Chosen(*plan_projection(shape, mode, one.target, one.dtype, tokens, workspace))
 
 
 def _norms(one: Setting, mode: ExecutionMode, tokens: int) -> Chosen:
@@ -143,26 +145,16 @@ def _norms(one: Setting, mode: ExecutionMode, tokens: int) -> Chosen:
         return Chosen("sum_norm")  # behind o and down; in front of the first layer stands rms_norm
     if mode is not ExecutionMode.FUSED:
         return Chosen("rms_norm")
-    linear = _linear(one, mode, tokens, layer_linears(one.config)["q, k, v"])
+    linear = _linear(one, mode, tokens, layer_projections(one.config)["qkv"])
     return Chosen("norm" if linear.kernel == "large" else WITHIN)
 
 
-def _decode_attention(one: Setting, tokens: int) -> Chosen:
+def _attention(one: Setting, plan: Callable[..., Any], tokens: int, option: bool) -> Chosen:
     if not one.plan.hopper:
         return Chosen("attention")
-    c, batch = one.config, one.plan.batch_attention
-    heads = c.q_heads, c.kv_heads, c.head_dim
-    gpu = one.target.gpu
-    return Chosen(*_C.plan_decode_attention(gpu, one.dtype, tokens, *heads, one.page_size, batch))
-
-
-def _chunk_attention(one: Setting, tokens: int) -> Chosen:
-    if not one.plan.hopper:
-        return Chosen("attention")
-    c, even = one.config, one.plan.even
-    heads = c.q_heads, c.kv_heads, c.head_dim
-    gpu = one.target.gpu
-    return Chosen(*_C.plan_paged_attention(gpu, one.dtype, tokens, *heads, one.page_size, even))
+    config, gpu = one.config, one.target.gpu
+    heads = config.q_heads, config.kv_heads, config.head_dim
+    return Chosen(*plan(gpu, one.dtype, tokens, *heads, one.page_size, option))
 
 
 def _sampling(one: Setting) -> Chosen:

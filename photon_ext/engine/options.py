@@ -44,8 +44,9 @@ class EngineOptions:
             a priority higher by 1), or an object of your own (see scheduling.policy).
         max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed;
             None: what the model was made for, up to 4096. A window of the model's attention limits
-            it; beyond the trained context a model with LongRoPE uses its factors for long texts,
-            for short requests too.
+            it. A model with LongRoPE (Phi-4-mini) rotates texts within its first context otherwise
+            than longer ones: here max_len chooses for all requests, at load, and transformers by
+            the length of each text. So beyond that context (4096) short texts get other logits.
         depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking
             loop.
         page_size: tokens per KV page.

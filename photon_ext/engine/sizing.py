@@ -17,6 +17,7 @@ from photon_ext.models.layers.attention import attention_words
 from photon_ext.models.layers.buffers import activation_bytes, workspace_words
 from photon_ext.models.lora import LoraShape
 from photon_ext.models.region import RegionConfig
+from photon_ext.models.rope import table_bytes
 from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
@@ -181,6 +182,7 @@ class SizedModel(NamedTuple):
         )
         total = activation_bytes(config, tokens, segments, dtype) + dtype.itemsize * places
         total += 4 * (sum(words) + sum(of_attention))
+        total += table_bytes(config, _max_len(options, config))
         if lora:
             shape = LoraShape(config, options.lora_rank)
             total += shape.nbytes(options.lora_slots, tokens, dtype)

@@ -119,7 +119,7 @@ class Decoder:
         )
         self._arena = allocate_activations(config, max_step_tokens, max_segments, dtype, device)
         words = workspace_words(config, self.plan, max_step_tokens, max_segments, lora is not None)
-        self._workspaces = allocate_workspaces(words, self.plan, self._arena)
+        self._workspaces = allocate_workspaces(config, words, self.plan, self._arena)
         self.embeds = (
             torch.zeros(embeds_tokens, config.hidden, dtype=dtype, device=device)
             if embeds_tokens

@@ -9,16 +9,22 @@ which are asked here; `photon-ext info --plan MODEL` prints what both come to.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from photon_ext import _C
 from photon_ext.checks import Backend, check_backend, check_count, check_flag
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.projections import (
+    BATCH_OPS,
+    FUSED_OPS,
+    TITLES,
+    ProjectionShape,
+    layer_projections,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -200,7 +206,7 @@ def plan_kernels(
 
 def most_batch_tokens(config: ModelConfig) -> int:
     """Steps of up to how many tokens go through a batch's linears."""
-    weights = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
+    weights = sum(one.n * one.k for one in layer_projections(config).values())
     return NARROW_BATCH_TOKENS if weights <= NARROW_LAYER_WEIGHTS else BATCH_TOKENS
 
 
@@ -229,51 +235,53 @@ def choose_backend(backend: Backend | None, target: Target, dtype: str) -> Backe
 # --- why Hopper kernels do not take a model; None: they do ----------------------------------------
 
 
-class Linear(NamedTuple):
-    """A linear of a layer: its weight is [n, k], and its op is `fused` in steps of the mode
-    FUSED, and `batch` in those of BATCH.
-    """
-
-    fused: str
-    batch: str
-    n: int
-    k: int
-
-
-def layer_linears(config: ModelConfig) -> dict[str, Linear]:
-    """Those of a layer, in the order in which they run."""
-    hidden, inside = config.hidden, config.intermediate
-    return {
-        "q, k, v": Linear("norm_linear_into", "linear_into", config.qkv_size, hidden),
-        "o": Linear("linear_residual_", "linear_norm_into", hidden, config.q_size),
-        "gate, up": Linear("norm_swiglu_into", "swiglu_into", 2 * inside, hidden),
-        "down": Linear("linear_residual_", "linear_norm_into", hidden, inside),
-    }
-
-
 def linears_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of any linear of a layer that is fused."""
-    ops = ((name, each.fused, each) for name, each in layer_linears(config).items())
-    return _first_unsupported(ops, target, dtype)
+    return _first_unsupported(ExecutionMode.FUSED, config, target, dtype)
 
 
 def batch_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of the linears for a batch, or of what runs beside them."""
-    ops = ((name, each.batch, each) for name, each in layer_linears(config).items())
-    return _first_unsupported(ops, target, dtype) or linears_unsupported(config, target, dtype)
+    found = _first_unsupported(ExecutionMode.BATCH, config, target, dtype)
+    return found or linears_unsupported(config, target, dtype)
 
 
 def _first_unsupported(
-    ops: Iterable[tuple[str, str, Linear]], target: Target, dtype: str
+    mode: ExecutionMode, config: ModelConfig, target: Target, dtype: str
 ) -> str | None:
     device = _C.hopper_unsupported(target.gpu)
     if device is not None:
         return device  # of none in particular
-    for name, op, linear in ops:
-        kernel, why = _C.plan_linear(target.gpu, op, dtype, 1, linear.n, linear.k)
+    for name, shape in layer_projections(config).items():
+        kernel, why = plan_projection(shape, mode, target, dtype, 1)
         if kernel == "tile":
-            return f"{name}: {why}"
+            return f"{TITLES[name]}: {why}"
     return None
+
+
+def plan_projection(
+    shape: ProjectionShape,
+    mode: ExecutionMode,
+    target: Target,
+    dtype: str,
+    tokens: int,
+    workspace: bool = True,
+) -> tuple[str, str | None]:
+    """The kernel of a projection in steps of the mode FUSED or BATCH, and why it is not the one
+    that was asked for.
+    """
+    op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
+    return _C.plan_linear(target.gpu, op, dtype, tokens, shape.n, shape.k, workspace)
+
+
+def has_spare_workspace(
+    config: ModelConfig, tokens: int = 1, segments: int = 1, itemsize: int = 2
+) -> bool:
+    """Whether the buffer of gate and up, of `tokens` tokens, has room for the workspace of linears
+    that normalize up to so many tokens or `segments`. A narrow MLP has too little.
+    """
+    words = tokens * layer_projections(config)["gate_up"].n * itemsize // 4
+    return words >= _C.linear_workspace_words(max(tokens, segments), config.hidden)
 
 
 def decode_attention_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
@@ -302,10 +310,11 @@ def link_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | N
     """
     if target.capability is not None and not target.runs_hopper:
         return _C.hopper_unsupported(target.gpu)
-    if config.fused_modules:
+    shapes = layer_projections(config)
+    if len(shapes["gate_up"].rows) == 1:
         return "gate and up are one module, of which adapters have one part"
-    widths = [config.hidden, config.q_size, config.kv_size, config.intermediate]
-    return _C.link_unsupported(dtype, widths)
+    widths = (width for one in shapes.values() for width in (one.k, *one.rows))
+    return _C.link_unsupported(dtype, [*dict.fromkeys(widths)])
 
 
 def hopper_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +20,7 @@ import torch
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.layers.adapter import Adapter
-from photon_ext.models.layers.block import empty_block
-from photon_ext.models.layers.projection import Projection
+from photon_ext.models.projections import ProjectionShape, layer_projections
 
 RANK_MULTIPLE = 8  # ranks are padded with zeros to whole vectors
 
@@ -46,16 +45,15 @@ class LoraShape:
         return -(-self.most_rank // RANK_MULTIPLE) * RANK_MULTIPLE
 
     @cached_property
-    def projections(self) -> dict[str, Projection]:
-        """Those of a layer, without memory. All layers have the same."""
-        return empty_block(self.config, 0, partial(torch.empty, device="meta")).projections()
+    def projections(self) -> dict[str, ProjectionShape]:
+        """Those of a layer. All layers have the same."""
+        return layer_projections(self.config)
 
     @property
     def words(self) -> int:
         """Numbers of one slot."""
         return self.config.layers * sum(
-            self.rank * (len(one.rows) * one.weight.k + one.weight.n)
-            for one in self.projections.values()
+            self.rank * (len(one.rows) * one.k + one.n) for one in self.projections.values()
         )
 
     @property
@@ -68,9 +66,9 @@ class LoraShape:
         of the others.
         """
         return max(
-            math.prod(ops.lora_link_sums(1, self.rank * len(one.rows), one.weight.k))
+            math.prod(ops.lora_link_sums(1, self.rank * len(one.rows), one.k))
             for one in self.projections.values()
-            if (one.norm is not None) == normed
+            if one.normed == normed
         )
 
     def nbytes(self, slots: int, max_tokens: int, dtype: torch.dtype) -> int:
@@ -86,12 +84,12 @@ class LoraShape:
         for _ in range(self.config.layers):
             pairs = {}
             for name, projection in self.projections.items():
-                parts, weight = len(projection.rows), projection.weight
-                middle = begin + parts * rank * weight.k
-                end = middle + weight.n * rank
+                rows, k, n = rank * len(projection.rows), projection.k, projection.n
+                middle = begin + rows * k
+                end = middle + n * rank
                 pairs[name] = Pair(
-                    memory[..., begin:middle].unflatten(-1, (parts * rank, weight.k)),
-                    memory[..., middle:end].unflatten(-1, (weight.n, rank)),
+                    memory[..., begin:middle].unflatten(-1, (rows, k)),
+                    memory[..., middle:end].unflatten(-1, (n, rank)),
                 )
                 begin = end
             layers.append(pairs)
@@ -153,8 +151,8 @@ class LoraSlots:
             for normed in (True, False)
         }
 
-        def adapter(projection: Projection, pair: Pair) -> Adapter:
-            normed = projection.norm is not None
+        def adapter(projection: ProjectionShape, pair: Pair) -> Adapter:
+            normed = projection.normed
             return Adapter(*pair, projection.rows[0], normed, shrunk, sums[normed])
 
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from photon_ext.models.layers.projection import Projection
 from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.loader import checked_dtype
 from photon_ext.models.loading.module_file import load_module
+from photon_ext.models.projections import Epilogue, ProjectionShape
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -133,9 +135,9 @@ class RegionSteps:
         Raises ConfigError: the heads are of another width, or not finite, or there are more ids
         than int32 holds.
         """
-        config, like = heads.config, text_head.weight.data
-        vocab, hidden = like.shape
-        _check_finite(heads, like.dtype)
+        config, weight = heads.config, text_head.weight
+        vocab, hidden, device, dtype = weight.n, weight.k, weight.device, weight.dtype
+        _check_finite(heads, dtype)
         if config.hidden != hidden:
             raise ConfigError(
                 f"the region heads are for a decoder of width {config.hidden}, and this one is "
@@ -151,24 +153,26 @@ class RegionSteps:
             [*(part.weight for part in parts), *(part.bias[:, None] for part in parts)], dim=1
         )
         padding = config.features - encoder.shape[1]
-        encoder = nn.functional.pad(encoder, (0, padding)).to(like).contiguous()
-        self._encoder = Projection(("encoder",), (hidden,), Weight(encoder))
+        encoder = nn.functional.pad(encoder, (0, padding)).to(device, dtype).contiguous()
+        shape = ProjectionShape(("encoder",), (hidden,), config.features, epilogue=Epilogue.ADD)
+        self._encoder = Projection(shape, Weight(encoder))
         decoders = heads.coord_decoder, heads.size_decoder
+        modules, rows = ("coord_decoder", "size_decoder"), (config.bins, 2 * config.bins)
         self.head = Projection(
-            ("coord_decoder", "size_decoder"),
-            (config.bins, 2 * config.bins),
-            Weight(torch.cat([part.weight for part in decoders]).to(like)),
-            torch.cat([part.bias for part in decoders]).to(like),
+            ProjectionShape(modules, rows, hidden, bias=True, normed=True),
+            Weight(torch.cat([part.weight for part in decoders]).to(device, dtype)),
+            torch.cat([part.bias for part in decoders]).to(device, dtype),
             text_head.norm,
         )
         self._frequencies = (
-            heads.coord_features[0].to(like.device, torch.float32).contiguous(),
-            heads.size_features.to(like.device, torch.float32).contiguous(),
+            heads.coord_features[0].to(device, torch.float32).contiguous(),
+            heads.size_features.to(device, torch.float32).contiguous(),
         )
-        self._features = like.new_zeros(max_tokens, config.features)
-        self._logits = like.new_zeros(max_segments, 3 * config.bins)
+        zeros = partial(torch.zeros, dtype=dtype, device=device)
+        self._features = zeros(max_tokens, config.features)
+        self._logits = zeros(max_segments, self.head.shape.n)
         self._ids = vocab, config.bins
-        self.nbytes = config.step_bytes(max_tokens, max_segments, like.itemsize)
+        self.nbytes = config.step_bytes(max_tokens, max_segments, dtype.itemsize)
 
     def embed(self, residual: Tensor, step: StepTensors) -> None:
         """Adds the embeddings of the tokens that are values to `residual` [T, hidden], where the

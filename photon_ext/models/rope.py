@@ -79,6 +79,12 @@ def rope_tables(
     return torch.cat((cos, cos), dim=-1).to(device), torch.cat((sin, sin), dim=-1).to(device)
 
 
+def table_bytes(config: ModelConfig, max_len: int) -> int:
+    """Memory of the tables of all layers: layers that rotate share one pair, and so do others."""
+    kinds = {index in config.unrotated for index in range(config.layers)}
+    return len(kinds) * 2 * max_len * config.head_dim * torch.float32.itemsize
+
+
 def identity_tables(
     config: ModelConfig, max_len: int, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:

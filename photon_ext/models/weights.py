@@ -15,8 +15,9 @@ import torch
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.layers.block import Block, empty_block
-from photon_ext.models.layers.projection import Projection
+from photon_ext.models.layers.projection import Projection, empty_projection
 from photon_ext.models.layers.weight import Weight
+from photon_ext.models.projections import head_projection
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class DecoderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.data.dtype
+        return self.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.data.device
+        return self.embedding.device
 
     @property
     def tied(self) -> bool:
@@ -60,7 +61,7 @@ class DecoderWeights:
 
         Those are all but an embedding that is not the head too: a step reads a row per token of it.
         """
-        return self.nbytes - (0 if self.tied else self.embedding.data.nbytes)
+        return self.nbytes - (0 if self.tied else self.embedding.nbytes)
 
 
 def empty_weights(
@@ -72,13 +73,10 @@ def empty_weights(
     """
     empty = partial(torch.empty, dtype=dtype, device=device)
     layers = tuple(empty_block(config, index, empty) for index in range(config.layers))
-    size = config.vocab, config.hidden
-    embedding = Weight.empty(*size, empty)
-    head = embedding if config.tied_embeddings else Weight.empty(*size, empty)
-    norm = empty(config.hidden)
-    return DecoderWeights(
-        embedding, layers, Projection(("lm_head",), (config.vocab,), head, norm=norm)
-    )
+    embedding = Weight.empty(config.vocab, config.hidden, empty)
+    tied = embedding if config.tied_embeddings else None
+    head = empty_projection(head_projection(config), empty, tied)
+    return DecoderWeights(embedding, layers, head)
 
 
 def without_ids(weights: DecoderWeights, ids: Sequence[int]) -> DecoderWeights:

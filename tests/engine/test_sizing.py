@@ -270,16 +270,17 @@ MODES = ExecutionModes(fused_tokens=FUSED_TOKENS, batch_tokens=BATCH_TOKENS)
 def test_what_a_decoder_holds_is_what_it_is_sized_for(
     plan: KernelPlan, dtype: torch.dtype, lora_slots: int
 ) -> None:
-    """Besides weights, pages and rotation tables."""
+    """Besides weights and pages; a layer that rotates and one that does not have two tables."""
+    config = replace(CONFIG, unrotated=(1,))
     options = EngineOptions(
         max_rows=4, max_len=100, chunk=8, lora_slots=lora_slots, embeds_tokens=5, kernel_plan=plan,
         penalties=False, automata_mib=0,
     )  # fmt: skip
-    weights, heads = random_weights(CONFIG, dtype), RegionHeads(RegionConfig(32, 32, 8, 12))
-    _, decoder, size = make_parts(options, CONFIG, weights, heads)
-    others = weights, decoder._kv, decoder._attention._tables
+    weights, heads = random_weights(config, dtype), RegionHeads(RegionConfig(32, 32, 8, 12))
+    _, decoder, size = make_parts(options, config, weights, heads)
+    others = weights, decoder._kv
     held = storages(decoder, {}).keys() - storages(others, {}).keys()
-    target = sizing.SizedModel(CONFIG, dtype, CPU, plan, heads.config)
+    target = sizing.SizedModel(config, dtype, CPU, plan, heads.config)
     needed = target.need(options, size.max_rows).activations
     assert decoder.activation_bytes == needed
     assert sum(storages(decoder, {})[address] for address in held) == needed

@@ -53,7 +53,7 @@ def merged(slot: int) -> DecoderWeights:
     for layer, pairs in zip(weights.layers, views, strict=True):
         for name, projection in layer.projections().items():
             a, b = pairs[name]
-            parts = zip(b.split(projection.rows), a.split(shape.rank), strict=True)
+            parts = zip(b.split(projection.shape.rows), a.split(shape.rank), strict=True)
             projection.weight.data.add_(torch.cat([rows @ down for rows, down in parts]))
     return weights
 

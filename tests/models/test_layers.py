@@ -17,6 +17,7 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import ALL, ExecutionModes, KernelPlan
 from photon_ext.models.layers.block import Block
 from photon_ext.models.lora import LoraShape, LoraSlots
+from photon_ext.models.projections import BATCH_OPS, FUSED_OPS, Epilogue, layer_projections
 from photon_ext.models.weights import DecoderWeights, random_weights
 from tests.models.harness import Chunk, Harness
 
@@ -90,6 +91,13 @@ LINEAR = {"op by op": "linear_into", "torch": "mm"}
 def test_each_mode_runs_a_layer_by_its_own_ops(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [LINEAR[mode] if name == "linear" else name for name in EXPECTED[mode]]
     assert ops_of_a_decode_step(monkeypatch, MODES[mode]) == expected
+
+
+@pytest.mark.parametrize(("mode", "named"), [("fused", FUSED_OPS), ("batch", BATCH_OPS)])
+def test_a_plan_asks_about_the_ops_that_run(mode: str, named: dict[Epilogue, str]) -> None:
+    epilogues = [one.epilogue for one in layer_projections(CONFIG).values()]
+    *linears, _head = [name for name in EXPECTED[mode] if name not in (NORM, ATTENTION)]
+    assert linears == [named[epilogue] for epilogue in epilogues] * CONFIG.layers
 
 
 def test_adapters_stand_around_each_linear_or_between_fused_ones(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ from photon_ext.models.kernel_plan import (
 )
 from photon_ext.models.layers.buffers import Activations, KvPool
 from photon_ext.models.layers.projection import Execution, Projection, empty_projection
+from photon_ext.models.projections import layer_projections
 from photon_ext.models.rope import identity_tables, rope_tables
 from photon_ext.runtime.step import StepKind
 
@@ -76,15 +78,11 @@ def empty_attention(
     config: ModelConfig, index: int, empty: Callable[..., torch.Tensor]
 ) -> Attention:
     """That of the layer of this index; `empty(*shape)` makes tensors."""
-    sizes = {"q": config.q_size, "k": config.kv_size, "v": config.kv_size}
-    rows = {f"self_attn.{name}_proj": size for name, size in sizes.items()}
-    if config.fused_modules:
-        rows = {"self_attn.qkv_proj": config.qkv_size}
-    o = {"self_attn.o_proj": config.hidden}
+    shapes = layer_projections(config)
     return Attention(
         index,
-        qkv=empty_projection(rows, config.hidden, empty, bias=config.qkv_bias, normed=True),
-        o=empty_projection(o, config.q_size, empty, bias=config.o_bias),
+        qkv=empty_projection(shapes["qkv"], empty),
+        o=empty_projection(shapes["o"], empty),
         q_norm=empty(config.head_dim) if config.qk_norm else None,
         k_norm=empty(config.head_dim) if config.qk_norm else None,
         scale=config.attention_scale or config.head_dim**-0.5,
@@ -126,7 +124,7 @@ class PagedAttention:
     """The KV pool, cos/sin tables and workspaces of a decoder's layers.
 
     Attributes:
-        nbytes: memory of the workspaces.
+        nbytes: memory of tables and workspaces.
     """
 
     def __init__(
@@ -153,7 +151,8 @@ class PagedAttention:
             torch.zeros(count, dtype=torch.float32, device=device) if count else None
             for count in words
         )
-        self.nbytes = 4 * sum(words)
+        tables = chain.from_iterable(self._tables.values())
+        self.nbytes = 4 * sum(words) + sum(table.nbytes for table in tables)
 
     def attend(
         self, layer: Attention, step: StepTensors, buffers: Activations, early: bool

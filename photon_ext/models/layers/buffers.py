@@ -15,7 +15,8 @@ import torch
 
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import KernelPlan
+from photon_ext.models.kernel_plan import KernelPlan, has_spare_workspace
+from photon_ext.models.projections import layer_projections
 
 _ALIGNMENT = 256  # bytes; what allocators and vectorized loads like
 
@@ -77,14 +78,15 @@ def allocate_activations(
 
 def _shapes(config: ModelConfig, tokens: int, segments: int) -> dict[str, tuple[int, int]]:
     """By the names of Activations, in their order."""
+    linears = layer_projections(config)
     token_widths = {
         "residual": config.hidden,
         "normed": config.hidden,
-        "qkv": config.qkv_size,
-        "attention": config.q_size,
+        "qkv": linears["qkv"].n,
+        "attention": linears["o"].k,
         "projected": config.hidden,
-        "gate_up": 2 * config.intermediate,
-        "act": config.intermediate,
+        "gate_up": linears["gate_up"].n,
+        "act": linears["down"].k,
     }
     shapes = {name: (tokens, width) for name, width in token_widths.items()}
     return shapes | {"selected": (segments, config.hidden), "logits": (segments, config.vocab)}
@@ -128,27 +130,21 @@ def workspace_words(
     return WorkspaceWords(linear, batch)
 
 
-def allocate_workspaces(words: WorkspaceWords, plan: KernelPlan, arena: Arena) -> Workspaces:
+def allocate_workspaces(
+    config: ModelConfig, words: WorkspaceWords, plan: KernelPlan, arena: Arena
+) -> Workspaces:
     """Those of their own, zeroed, and what the arena has to spare."""
 
     def zeros(count: int) -> torch.Tensor | None:
         device = arena.memory.device
         return torch.zeros(count, dtype=torch.float32, device=device) if count else None
 
-    linear = zeros(words.linear)
+    linear, spare = zeros(words.linear), arena.activations.gate_up
     if linear is None and plan.chunks.fused_tokens:
-        linear = _spare_words(arena.activations)
+        sizes = len(spare), len(arena.activations.logits), spare.itemsize
+        if has_spare_workspace(config, *sizes):  # else the linears go in groups of tokens
+            linear = spare.view(-1).view(torch.float32)
     return Workspaces(linear, zeros(words.batch))
-
-
-def _spare_words(activations: Activations) -> torch.Tensor | None:
-    """The buffer of gate and up. None: a narrow MLP has too little; the linears then go in groups
-    of tokens.
-    """
-    spare = activations.gate_up.view(-1).view(torch.float32)
-    tokens = max(len(activations.residual), len(activations.logits))
-    needed = ops.linear_workspace_words(tokens, activations.residual.shape[1])
-    return spare if spare.numel() >= needed else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.layers.projection import Execution, Projection, empty_projection
+from photon_ext.models.projections import layer_projections
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,5 @@ class Mlp:
 
 def empty_mlp(config: ModelConfig, empty: Callable[..., torch.Tensor]) -> Mlp:
     """The MLP of a layer; `empty(*shape)` makes tensors."""
-    width, bias = config.intermediate, config.mlp_bias
-    halves = {"mlp.gate_proj": width, "mlp.up_proj": width}
-    if config.fused_modules:
-        halves = {"mlp.gate_up_proj": 2 * width}
-    return Mlp(
-        gate_up=empty_projection(halves, config.hidden, empty, bias=bias, normed=True),
-        down=empty_projection({"mlp.down_proj": config.hidden}, width, empty, bias=bias),
-    )
+    shapes = layer_projections(config)
+    return Mlp(*(empty_projection(shapes[name], empty) for name in ("gate_up", "down")))

@@ -29,6 +29,7 @@ from photon_ext.models.kernel_plan import ExecutionMode
 from photon_ext.models.layers.adapter import Adapter, link
 from photon_ext.models.layers.buffers import Activations, Workspaces
 from photon_ext.models.layers.weight import Weight
+from photon_ext.models.projections import ProjectionShape
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -38,19 +39,17 @@ Part = TypeVar("Part", bound=Any)
 
 @dataclass(frozen=True)
 class Projection:
-    """A linear, made of one or more modules of a checkpoint, one below the other.
+    """A linear with its values.
 
     Attributes:
-        modules: their names; in a layer they begin behind "model.layers.0.".
-        rows: outputs of each.
-        weight: [sum of rows, k].
-        bias: [sum of rows], or None.
+        shape: what it is made of, what stands before and what becomes of the product.
+        weight: [n, k].
+        bias: [n], or None.
         norm: [k]: the input is RMS-normalized by it; None: it is read as it is.
         adapter: what rows' adapters add; None: it has none.
     """
 
-    modules: tuple[str, ...]
-    rows: tuple[int, ...]
+    shape: ProjectionShape
     weight: Weight
     bias: torch.Tensor | None = None
     norm: torch.Tensor | None = None
@@ -60,34 +59,31 @@ class Projection:
         """What a loader fills, by its name in a checkpoint; but the norm, whose name is another's
         business.
         """
-        for module, part in zip(self.modules, self.weight.split(self.rows), strict=True):
+        modules, rows = self.shape.modules, self.shape.rows
+        for module, part in zip(modules, self.weight.split(rows), strict=True):
             yield from part.slots(module)
         if self.bias is not None:
-            biases = torch.split(self.bias, list(self.rows))
-            for module, bias in zip(self.modules, biases, strict=True):
+            for module, bias in zip(modules, torch.split(self.bias, list(rows)), strict=True):
                 yield f"{module}.bias", bias
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias, as all linear ops take them."""
+        return self.weight.data, self.bias
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         """Adds the product with `x` [T, k] to `residual` [T, n], in a step of any mode."""
-        ops.linear_residual_(residual, x, self.weight.data, self.bias)
+        ops.linear_residual_(residual, x, *self.operands())
 
 
 def empty_projection(
-    modules: Mapping[str, int],
-    columns: int,
-    empty: Callable[..., torch.Tensor],
-    *,
-    bias: bool = False,
-    normed: bool = False,
+    shape: ProjectionShape, empty: Callable[..., torch.Tensor], weight: Weight | None = None
 ) -> Projection:
-    """One of `columns` inputs with the modules and their outputs; `empty(*shape)` makes tensors."""
-    rows = tuple(modules.values())
+    """One without values, but for `weight` if it is given; `empty(*shape)` makes tensors."""
     return Projection(
-        tuple(modules),
-        rows,
-        Weight.empty(sum(rows), columns, empty),
-        empty(sum(rows)) if bias else None,
-        empty(columns) if normed else None,
+        shape,
+        weight or Weight.empty(shape.n, shape.k, empty),
+        empty(shape.n) if shape.bias else None,
+        empty(shape.k) if shape.normed else None,
     )
 
 
@@ -175,17 +171,18 @@ class Unfused(Execution):
         )
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        ops.linear_into(out, x, projection.weight.data, projection.bias, self._counts)
+        ops.linear_into(out, x, *projection.operands(), self._counts)
 
 
 class TorchProducts(Unfused):
     """Op by op, with torch's matrix products."""
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        if projection.bias is None:
-            torch.mm(x, projection.weight.data.t(), out=out)
+        weight, bias = projection.operands()
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
         else:
-            torch.addmm(projection.bias, x, projection.weight.data.t(), out=out)
+            torch.addmm(bias, x, weight.t(), out=out)
 
 
 class Fused(Execution):
@@ -222,8 +219,7 @@ class Fused(Execution):
             self.hidden,
             _norm(projection),
             self._eps,
-            projection.weight.data,
-            projection.bias,
+            *projection.operands(),
             self._counts,
             hopper=True,
             pdl=True,
@@ -231,9 +227,8 @@ class Fused(Execution):
         )
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
-        residual = self.buffers.residual
-        weight, bias = projection.weight.data, projection.bias
-        ops.linear_residual_(residual, x, weight, bias, self._counts, hopper=True, pdl=True)
+        residual, counts = self.buffers.residual, self._counts
+        ops.linear_residual_(residual, x, *projection.operands(), counts, hopper=True, pdl=True)
         self._link(residual, projection, following)
 
     def _norm_linear(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
@@ -242,8 +237,7 @@ class Fused(Execution):
             x,
             _norm(projection),
             self._eps,
-            projection.weight.data,
-            projection.bias,
+            *projection.operands(),
             self._counts,
             hopper=True,
             pdl=True,
@@ -275,22 +269,22 @@ class Batch(Execution):
     early = True
 
     def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        weight, bias = projection.weight.data, projection.bias
-        ops.linear_into(out, x, weight, bias, self._counts, hopper=True, pdl=True)
+        ops.linear_into(out, x, *projection.operands(), self._counts, hopper=True, pdl=True)
 
     def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
-        weight, bias = projection.weight.data, projection.bias
-        ops.swiglu_into(act, self.hidden, weight, bias, self._counts, hopper=True, pdl=True)
+        operands = projection.operands()
+        ops.swiglu_into(act, self.hidden, *operands, self._counts, hopper=True, pdl=True)
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
+        weight, bias = projection.operands()
         ops.linear_norm_into(
             self.buffers.normed,
             self.buffers.residual,
             x,
-            projection.weight.data,
+            weight,
             _norm(following),
             self._eps,
-            projection.bias,
+            bias,
             self._counts,
             hopper=True,
             pdl=True,
@@ -308,5 +302,5 @@ EXECUTIONS: Mapping[ExecutionMode, type[Execution]] = {
 
 def _norm(projection: Projection) -> torch.Tensor:
     """Of one that normalizes its input."""
-    assert projection.norm is not None, f"{projection.modules} have no norm"
+    assert projection.norm is not None, f"{projection.shape.modules} have no norm"
     return projection.norm

@@ -33,6 +33,20 @@ class Weight:
         """Inputs."""
         return self.data.shape[1]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model, whose numbers these are."""
+        return self.data.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as it is stored."""
+        return self.data.nbytes
+
     def split(self, rows: Sequence[int]) -> Iterator[Weight]:
         """Views of the first rows[0] outputs, then of the next."""
         return map(Weight, torch.split(self.data, list(rows)))

@@ -107,7 +107,7 @@ def _checked(file: Path, handle: Any, settings: _Settings, shape: LoraShape) -> 
         raise ModelError(f"{file}: holds no tensor; save the adapter again")
     for name, target in targets.items():
         projection = shape.projections[target.projection]
-        rows, columns = projection.rows[target.part], projection.weight.k
+        rows, columns = projection.rows[target.part], projection.k
         wanted = [settings.rank, columns] if target.is_a else [rows, settings.rank]
         stored = handle.get_slice(name)
         if stored.get_shape() != wanted:

@@ -1,0 +1,101 @@
+"""ProjectionShape: a linear of a layer without its values. Host data only, no torch.
+
+What the linears of a layer are is said in `layer_projections` alone. Their tensors, the buffers of
+activations, the slots of adapters, and what a kernel plan and `photon-ext info --plan` ask of each
+follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from photon_ext.models.config import ModelConfig
+
+
+class Epilogue(Enum):
+    """What becomes of a product. In how many ops, and whether the next norm is part of the last of
+    them, is up to the execution mode.
+    """
+
+    STORE = "stored"
+    SWIGLU = "silu(gate) * up of it is stored; gate rows come first"
+    ADD = "added to the residual"
+
+
+# The op that ends in it, with the norm in front where there is one, in the execution mode FUSED,
+# and in the mode BATCH, where the norm stands behind
+FUSED_OPS = {
+    Epilogue.STORE: "norm_linear_into",
+    Epilogue.SWIGLU: "norm_swiglu_into",
+    Epilogue.ADD: "linear_residual_",
+}
+BATCH_OPS = {
+    Epilogue.STORE: "linear_into",
+    Epilogue.SWIGLU: "swiglu_into",
+    Epilogue.ADD: "linear_norm_into",
+}
+
+# As people call those of a layer
+TITLES = {"qkv": "q, k, v", "o": "o", "gate_up": "gate, up", "down": "down"}
+
+
+@dataclass(frozen=True)
+class ProjectionShape:
+    """A linear, made of one or more modules of a checkpoint, one below the other.
+
+    Attributes:
+        modules: their names; in a layer they begin behind "model.layers.0.".
+        rows: outputs of each.
+        k: inputs.
+        bias: the modules have one.
+        normed: the input is RMS-normalized first.
+        epilogue: what becomes of the product.
+    """
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    k: int
+    bias: bool = False
+    normed: bool = False
+    epilogue: Epilogue = Epilogue.STORE
+
+    @property
+    def n(self) -> int:
+        """Outputs of all modules."""
+        return sum(self.rows)
+
+
+def layer_projections(config: ModelConfig) -> dict[str, ProjectionShape]:
+    """Those of a layer, in the order in which a step goes through them. All layers are alike."""
+    q, kv, width = config.q_size, config.kv_size, config.intermediate
+    heads = {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    halves = {"gate_proj": width, "up_proj": width}
+    if config.fused_modules:
+        heads, halves = {"qkv_proj": config.qkv_size}, {"gate_up_proj": 2 * width}
+    o, down = {"o_proj": config.hidden}, {"down_proj": config.hidden}
+    return {
+        "qkv": _shape("self_attn", heads, config.hidden, config.qkv_bias),
+        "o": _shape("self_attn", o, q, config.o_bias, Epilogue.ADD),
+        "gate_up": _shape("mlp", halves, config.hidden, config.mlp_bias, Epilogue.SWIGLU),
+        "down": _shape("mlp", down, width, config.mlp_bias, Epilogue.ADD),
+    }
+
+
+def _shape(
+    part: str,
+    rows: Mapping[str, int],
+    k: int,
+    bias: bool,
+    epilogue: Epilogue = Epilogue.STORE,
+) -> ProjectionShape:
+    """What adds to the residual reads what the layer has made; the others normalize it."""
+    modules = tuple(f"{part}.{name}" for name in rows)
+    normed = epilogue is not Epilogue.ADD
+    return ProjectionShape(modules, tuple(rows.values()), k, bias, normed, epilogue)
+
+
+def head_projection(config: ModelConfig) -> ProjectionShape:
+    """That of the head, which normalizes the last layer's output."""
+    return ProjectionShape(("lm_head",), (config.vocab,), config.hidden, normed=True)
