@@ -57,40 +57,37 @@ class SpecialTokens:
 
         `given` is rendered once more with a private character in the place of each that could
         belong to one. If that changes more than these characters, the template looks for them, and
-        only those are replaced that do belong to a special token of a message, unless there are
-        more special tokens then: the template has made them of what messages hold.
+        only those are replaced that do belong to a special token of a message, but not if the
+        template's special tokens are others then: it may have made them of what messages hold.
 
         Raises RequestError: it is nested too deeply, holds all private characters, or as `render`.
         """
         strings = _strings(given)
-        present = self._present(text, strings)
+        possible = self._possible(strings)
+        present = {each for each in possible if each in text}
         if not present:
             return ChatText(text, text)
-        marks = _marks(set(map(_telling, present)), chain(strings, (text,)))
-        every = str.maketrans(marks)
-        marked = _rendered(given, render, lambda string: string.translate(every), marks)
-        plain = _plain(marked, marks)
-        if plain != text:
-            every_marked, words = (
-                marked,
-                re.compile("|".join(map(re.escape, sorted(present, key=len, reverse=True)))),
-            )
+        marks = _marks(present, chain(strings, (text,)))
+        marked = _all_marked(given, render, marks)
+        if _plain(marked, marks) != text:
+            # another text may hold other special tokens
+            present |= {each for each in possible if not _telling(each).isalnum()}
+            marks = _marks(present, chain(strings, (text,)))
+            words = re.compile("|".join(map(re.escape, sorted(present, key=len, reverse=True))))
+            every_marked = _all_marked(given, render, marks)
             marked = _rendered(
                 given, render, lambda string: _mark_words(string, words, marks), marks
             )
-            if _count(present, marked) > _count(present, every_marked):
+            if words.findall(marked) != words.findall(every_marked):
                 marked = every_marked
-            plain = _plain(marked, marks)
-        return ChatText(plain, marked)
+        return ChatText(_plain(marked, marks), marked)
 
-    def _present(self, text: str, strings: Iterable[str]) -> set[str]:
-        """The special tokens in `text` that a string could have given a part of."""
-        telling = {_telling(each.content) for each in self._special.values()}
+    def _possible(self, strings: Iterable[str]) -> set[str]:
+        """The special tokens that a string could have given a part of."""
+        texts = {each.content for each in self._special.values()}
+        telling = set(map(_telling, texts))
         held = {mark for mark in telling if any(mark in string for string in strings)}
-        texts = (each.content for each in self._special.values())
-        return (
-            {each for each in texts if _telling(each) in held and each in text} if held else set()
-        )
+        return {each for each in texts if _telling(each) in held}
 
     def encode(self, chat: ChatText) -> list[int]:
         """Ids of a text, where special tokens that came from a message count as text."""
@@ -176,10 +173,10 @@ def _telling(token: str) -> str:
     return next((each for each in token if not (each.isalnum() or each in _COMMON)), token[0])
 
 
-def _marks(characters: Iterable[str], texts: Iterable[str]) -> dict[str, str]:
-    """For each of the characters a private one that is in none of the texts."""
+def _marks(tokens: Iterable[str], texts: Iterable[str]) -> dict[str, str]:
+    """For each telling character of the tokens a private one that is in none of the texts."""
     taken = set[str]().union(*texts)
-    wanted = sorted(characters)
+    wanted = sorted(set(map(_telling, tokens)))
     private = (mark for mark in map(chr, chain(*_PRIVATE)) if mark not in taken)
     marks = dict(zip(wanted, private, strict=False))
     if len(marks) < len(wanted):
@@ -188,6 +185,11 @@ def _marks(characters: Iterable[str], texts: Iterable[str]) -> dict[str, str]:
             "leave some out"
         )
     return marks
+
+
+def _all_marked(given: Given, render: Callable[[Given], str], marks: Mapping[str, str]) -> str:
+    every = str.maketrans(dict(marks))
+    return _rendered(given, render, lambda string: string.translate(every), marks)
 
 
 def _rendered(
@@ -210,10 +212,6 @@ def _rendered(
 
 def _plain(marked: str, marks: Mapping[str, str]) -> str:
     return marked.translate({ord(mark): character for character, mark in marks.items()})
-
-
-def _count(tokens: Iterable[str], text: str) -> int:
-    return sum(map(text.count, tokens))
 
 
 def _mark_words(string: str, words: re.Pattern[str], marks: Mapping[str, str]) -> str:
