@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         RowParams,
         RowTable,
         Runtime,
+        StepFeatures,
         StepPlan,
         StepTensors,
     )
@@ -108,6 +109,7 @@ _LAZY = {
     "RowTable": "photon_ext.runtime",
     "Runtime": "photon_ext.runtime",
     "SamplingParams": "photon_ext.sampling",
+    "StepFeatures": "photon_ext.runtime",
     "StepOutput": "photon_ext.engine",
     "StepPlan": "photon_ext.runtime",
     "StepTensors": "photon_ext.runtime",
@@ -154,6 +156,7 @@ __all__ = [
     "RowTable",
     "Runtime",
     "SamplingParams",
+    "StepFeatures",
     "StepOutput",
     "StepPlan",
     "StepTensors",

@@ -40,6 +40,7 @@ from photon_ext.models.layers.projection import EXECUTIONS, Execution
 from photon_ext.models.region import RegionSteps
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind
+from photon_ext.runtime.step_features import StepFeatures
 
 if TYPE_CHECKING:
     from photon_ext.models.lora import LoraSlots
@@ -82,9 +83,9 @@ class Decoder:
 
         `plan`: which kernels run, captured or not; None: the portable ones, and torch's products in
         CUDA steps of many tokens.
-        `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
+        `lora`: the adapters that rows may have, in steps that say so (`StepTensors.features`).
         `embeds_tokens`: places for embeddings in the place of tokens.
-        `region`: heads for spatial answers, in steps that say so (`StepTensors.spatial`).
+        `region`: heads for spatial answers, in steps that say so, too.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for or its window of attention.
         """
@@ -160,11 +161,12 @@ class Decoder:
         buffers = self._arena.activations.leading(num_tokens, segments)
         embedding = self.weights.embedding.data
         ops.embedding_into(buffers.residual, step.decode_meta, embedding, self.embeds)
-        if step.spatial and self._region is not None:
+        if StepFeatures.SPATIAL in step.features and self._region is not None:
             self._region.embed(buffers.residual, step)
         modes = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks
-        mode = modes.besides_batch(num_tokens) if step.lora else modes.of(num_tokens)
-        if mode is ExecutionMode.FUSED and step.lora and not self._has_links:
+        adapted = StepFeatures.LORA in step.features
+        mode = modes.besides_batch(num_tokens) if adapted else modes.of(num_tokens)
+        if mode is ExecutionMode.FUSED and adapted and not self._has_links:
             mode = ExecutionMode.OWN
         self._run_layers(self._execution(mode, step, buffers, step.counts[Count.TOKENS :]))
         if step.score is not None:
@@ -200,7 +202,7 @@ class Decoder:
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
         execution.project(buffers.logits, sampled, self.weights.head)
-        if step.spatial and self._region is not None:
+        if StepFeatures.SPATIAL in step.features and self._region is not None:
             step.value_logits = self._region.logits(len(sampled))
             execution.project(step.value_logits, sampled, self._region.head)
 

@@ -20,6 +20,7 @@ from photon_ext.runtime.step import (
     StepTensors,
     TokenLogprobs,
 )
+from photon_ext.runtime.step_features import StepFeatures
 
 __all__ = [
     "Admission",
@@ -35,6 +36,7 @@ __all__ = [
     "RowTable",
     "Runtime",
     "Step",
+    "StepFeatures",
     "StepKey",
     "StepKind",
     "StepPlan",

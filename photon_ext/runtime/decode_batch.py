@@ -12,6 +12,7 @@ from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime.row import DecodeEpoch, Row
 from photon_ext.runtime.step import StepKey
+from photon_ext.runtime.step_features import features_of, joined
 
 _SAMPLE = int(SegmentFlag.SAMPLE)
 _T = TypeVar("_T")
@@ -29,8 +30,7 @@ class DecodeBatch:
         limit: the least of them: then the batch must be made anew.
         constrained: columns of rows that wait for host masks.
         logprobs: columns of rows that ask for log-probabilities.
-        adapted: columns of rows that have an adapter.
-        spatial: columns of rows whose answers are objects.
+        features: what each row asks for, a byte of `features_of`.
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero; the batch before's own object
             where nothing in them has changed.
@@ -44,8 +44,7 @@ class DecodeBatch:
     limit: int
     constrained: tuple[int, ...]
     logprobs: tuple[int, ...]
-    adapted: tuple[int, ...]
-    spatial: tuple[int, ...]
+    features: bytearray
     words: array[int]
     epoch: DecodeEpoch
 
@@ -74,10 +73,8 @@ class DecodeBatch:
         self.limit = min(self.limits)
         self.constrained = patched(old.constrained, changed, rows, _is_constrained)
         self.logprobs = patched(old.logprobs, changed, rows, _has_logprobs)
-        self.adapted = patched(old.adapted, changed, rows, _has_adapter)
-        self.spatial = patched(old.spatial, changed, rows, _is_spatial)
-        split, lora, spatial = map(bool, (self.constrained, self.adapted, self.spatial))
-        self.key = StepKey(bucket, 0, 0, split, lora, spatial=spatial)
+        asked = self.features.translate(None, b"\0")  # as nearly always nothing
+        self.key = StepKey(bucket, 0, 0, bool(self.constrained), joined({*asked}))
         for row in leaving:  # at the end, as an interrupt may come before
             row.join(None)
         for row in joining:
@@ -88,9 +85,8 @@ class DecodeBatch:
         """A batch without rows, where there is none before."""
         batch = cls.__new__(cls)
         batch.rows, batch.constrained, batch.logprobs = (), (), ()
-        batch.adapted, batch.spatial = (), ()
         batch.indices, batch.generations = array("i"), array("i")
-        batch.limits = []
+        batch.limits, batch.features = [], bytearray()
         batch.words, batch.epoch, batch.limit = array("i"), DecodeEpoch(), 1
         return batch
 
@@ -98,9 +94,9 @@ class DecodeBatch:
         """Takes over all columns, for as many rows as there are now."""
         size, kept = len(self.rows), min(len(self.rows), len(old.rows))
         self.indices, self.generations = old.indices[:kept], old.generations[:kept]
-        self.limits = old.limits[:kept]
+        self.limits, self.features = old.limits[:kept], old.features[:kept]
         if more := [0] * (size - kept):
-            for column in (self.indices, self.generations, self.limits):
+            for column in (self.indices, self.generations, self.limits, self.features):
                 column.extend(more)
         self.words = old.words[: kept * SEGMENT_COLUMNS]
         self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
@@ -114,7 +110,7 @@ class DecodeBatch:
             if left < 1 or not row.wants_decode:
                 raise _misfit(self.rows)
             self.indices[column], self.generations[column] = row.index, row.generation
-            self.limits[column] = left + launched
+            self.limits[column], self.features[column] = left + launched, features_of(row)
             begin = column * SEGMENT_COLUMNS
             words = array("i", (row.index, column, 1, _SAMPLE))
             self.words[begin : begin + SEGMENT_COLUMNS] = words
@@ -165,14 +161,6 @@ def _is_constrained(row: Row) -> bool:
 
 def _has_logprobs(row: Row) -> bool:
     return row.params.logprobs is not None
-
-
-def _has_adapter(row: Row) -> bool:
-    return row.lora_slot != 0
-
-
-def _is_spatial(row: Row) -> bool:
-    return row.params.object_values > 0
 
 
 def _misfit(rows: tuple[Row, ...]) -> PipelineError:

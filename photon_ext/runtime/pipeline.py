@@ -55,6 +55,7 @@ from photon_ext.runtime.step import (
     StepResult,
 )
 from photon_ext.runtime.step_builder import StepBuilder, StepInput
+from photon_ext.runtime.step_features import features_with
 from photon_ext.runtime.step_keys import step_keys
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Pipeline:
         chunk: prompt tokens per step at most.
         lora_slots: adapters that rows may have. Steps in which a row has one are captured besides,
             so that the others cost what they do without.
-        value_ids: how many ids behind the vocabulary are values of objects (StepTensors.spatial);
+        value_ids: how many ids behind the vocabulary are values of objects (StepFeatures.SPATIAL);
             0: answers are text alone. Steps with others are captured besides, as with adapters.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row that is released, by the commit, tick or abort that
@@ -158,8 +159,7 @@ class Pipeline:
             mixed,
             graph=graph,
             captures_prefill=runtime.captures_prefill,
-            lora=self._lora_slots > 0,
-            spatial=value_ids > 0,
+            features=features_with(self._lora_slots, value_ids),
         )
         self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph, runtime.max_len)
         self.limits = Limits(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext.runtime.step_features import StepFeatures
+
 if TYPE_CHECKING:
     import torch
 
@@ -69,18 +71,16 @@ class StepKey(NamedTuple):
         decode_rows: leading tokens and segments for decode rows, padding included.
         chunk_tokens, chunks: tokens and segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
-        lora: a row has an adapter.
+        features: what its rows ask for.
         scored: a prompt gets log-probabilities; never captured.
-        spatial: a row's answer is objects.
     """
 
     decode_rows: int
     chunk_tokens: int
     chunks: int
     split: bool
-    lora: bool = False
+    features: StepFeatures = StepFeatures.NONE
     scored: bool = False
-    spatial: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -290,11 +290,11 @@ class StepTensors:
         logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
-        lora: rows may have adapters, in slots that ``row_state`` names; else none has.
-        spatial: rows may have answers of values, whose ids follow those of the vocabulary, and may
-            be fed; else none has.
-        value_logits: [R, 3 * bins], of such a step: the logits of coordinates, widths and heights.
-            ``forward`` assigns it.
+        features: what rows may ask for, and in other steps none does. LORA: adapters, in slots that
+            ``row_state`` names. SPATIAL: answers of values, whose ids follow those of the
+            vocabulary, and may be fed.
+        value_logits: [R, 3 * bins], of a SPATIAL step: the logits of coordinates, widths and
+            heights. ``forward`` assigns it.
         score: of a step in which a prompt gets log-probabilities: ``forward`` calls it with the
             logits of all chunk tokens, in parts: [n, vocab], and the first token's index. They are
             read in stream order.
@@ -311,8 +311,7 @@ class StepTensors:
     sampled: torch.Tensor
     max_length: int
     logits: torch.Tensor | None = None
-    lora: bool = False
-    spatial: bool = False
+    features: StepFeatures = StepFeatures.NONE
     value_logits: torch.Tensor | None = None
     score: Callable[[torch.Tensor, int], None] | None = None
 

@@ -14,6 +14,7 @@ from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.running_set import RunningSet
 from photon_ext.runtime.step import Chunk, ChunkSegment, StepKey, StepPlan
+from photon_ext.runtime.step_features import features_of, joined
 
 _CHUNK = int(SegmentFlag.STAGED)
 _LAST_CHUNK = int(SegmentFlag.STAGED | SegmentFlag.SAMPLE)
@@ -101,16 +102,14 @@ class StepBuilder:
         rows = 0 if batch is None else len(batch.rows)
         split = batch is not None and batch.key.split
         split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
-        lora = batch is not None and batch.key.lora
-        lora = lora or any(chunk.row.lora_slot for chunk in chunks)
-        spatial = batch is not None and batch.key.spatial
-        spatial = spatial or any(chunk.row.params.object_values for chunk in chunks)
+        decode = 0 if batch is None else int(batch.key.features)
+        features = joined((decode, *(features_of(chunk.row) for chunk in chunks)))
         tokens = sum(chunk.num_tokens for chunk in chunks)
         scored = any(chunk.row.params.prompt_logprobs is not None for chunk in chunks)
-        exact = StepKey(rows, tokens, len(chunks), split, lora, scored, spatial)
+        exact = StepKey(rows, tokens, len(chunks), split, features, scored)
         if scored:
             return exact
-        return self._spec.keys.find(rows, tokens, len(chunks), split, lora, spatial) or exact
+        return self._spec.keys.find(rows, tokens, len(chunks), split, features) or exact
 
 
 def _targets(chunks: tuple[ChunkSegment, ...]) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from photon_ext.runtime.step import StepKey
+from photon_ext.runtime.step_features import StepFeatures, subsets
 
 LEAST_CHUNKS, CHUNK_TOKENS = 4, 128
 BUCKETS = (1, *(8 << doubling for doubling in range(28)))
@@ -14,8 +15,7 @@ BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 @dataclass(frozen=True, slots=True)
 class StepKeys:
-    """The keys of a pipeline's graphs, each whole and split, and all with `lora`, and with
-    `spatial`, as well:
+    """The keys of a pipeline's graphs, each whole and split, and with each subset of `features`:
 
     - a decode step for every decode bucket,
     - a prefill step for every prefill bucket,
@@ -24,23 +24,21 @@ class StepKeys:
     The number of chunks is no dimension of the set: a step of so many tokens has room for one chunk
     for each `chunk_tokens` of them, and for 4 at least. There are never more than tokens, nor than
     rows beside those of the decode bucket. So D decode buckets and P prefill buckets make at most
-    D + P + D x P keys, twice, and twice as many for each of `lora` and `spatial`.
+    D + P + D x P keys, twice, and twice as many for each feature.
 
     Attributes:
         decode_buckets: decode rows, ascending; the last holds every row.
         prefill_buckets: prompt tokens, ascending; steps of more run eagerly.
         mixed: whether mixed steps are captured, too; else they run eagerly.
         chunk_tokens: more than 1 where empty segments cost the device time.
-        lora: whether rows may have adapters.
-        spatial: whether answers may be objects.
+        features: what rows may ask for.
     """
 
     decode_buckets: tuple[int, ...]
     prefill_buckets: tuple[int, ...] = ()
     mixed: bool = False
     chunk_tokens: int = 1
-    lora: bool = False
-    spatial: bool = False
+    features: StepFeatures = StepFeatures.NONE
 
     @property
     def max_rows(self) -> int:
@@ -64,11 +62,10 @@ class StepKeys:
                 if self._chunks(rows, tokens)
             ]
         return tuple(
-            StepKey(rows, tokens, self._chunks(rows, tokens), split, lora, spatial=spatial)
+            StepKey(rows, tokens, self._chunks(rows, tokens), split, features)
             for rows, tokens in pairs
             for split in (False, True)
-            for lora in (False, True)[: 1 + self.lora]
-            for spatial in (False, True)[: 1 + self.spatial]
+            for features in subsets(self.features)
         )
 
     def decode_bucket(self, rows: int) -> int:
@@ -81,8 +78,7 @@ class StepKeys:
         tokens: int,
         chunks: int,
         split: bool,
-        lora: bool = False,
-        spatial: bool = False,
+        features: StepFeatures = StepFeatures.NONE,
     ) -> StepKey | None:
         """The smallest captured key that holds a step of so many decode rows, and so many prompt
         tokens, at least one, in so many chunks; None: there is none.
@@ -92,7 +88,7 @@ class StepKeys:
         padded = self.decode_bucket(rows) if rows else 0
         for size in self.prefill_buckets:
             if size >= tokens and (most := self._chunks(padded, size)) >= chunks:
-                return StepKey(padded, size, most, split, lora, spatial=spatial)
+                return StepKey(padded, size, most, split, features)
         return None
 
     def _chunks(self, decode_bucket: int, tokens: int) -> int:
@@ -115,8 +111,7 @@ def step_keys(
     *,
     graph: bool,
     captures_prefill: bool,
-    lora: bool = False,
-    spatial: bool = False,
+    features: StepFeatures = StepFeatures.NONE,
 ) -> StepKeys:
     """The keys of a pipeline's arguments, see Pipeline; `captures_prefill`: see RuntimePort."""
     if prefill_buckets is None:
@@ -126,4 +121,4 @@ def step_keys(
     prefill = {size for size in prefill_buckets if size <= chunk and graph}
     chunk_tokens = 1 if captures_prefill else CHUNK_TOKENS
     ladders = tuple(sorted(decode)), tuple(sorted(prefill))
-    return StepKeys(*ladders, mixed and bool(prefill), chunk_tokens, lora, spatial)
+    return StepKeys(*ladders, mixed and bool(prefill), chunk_tokens, features)

@@ -131,8 +131,7 @@ class StepProgram:
             sampled=self._shared.sampled[: key.segments],
             max_length=self._spec.max_len,
             score=self._scores if key.scored else None,
-            lora=key.lora,
-            spatial=key.spatial,
+            features=key.features,
         )
         staged = self._staged[: key.num_tokens]
         ops.begin_step_(

@@ -44,8 +44,7 @@ class StepTimer:
         us = us if span is None else span.length_us()
         if us is not None:
             tokens = sum(chunk.num_tokens for chunk in step.chunks)
-            key = step.key
-            self._costs.add((step.batch.key.decode_rows, key.lora, key.spatial), tokens, us)
+            self._costs.add((step.batch.key.decode_rows, step.key.features), tokens, us)
 
     def _since_last(self, busy: bool) -> float | None:
         """Microseconds since the commit before; None where the device may have had a rest."""

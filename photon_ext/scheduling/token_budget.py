@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from photon_ext.runtime import Chunk, Row, StepResult
+from photon_ext.runtime.step_features import StepFeatures, features_of, joined
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling.cost_table import SLOWDOWN, CostTable
 from photon_ext.scheduling.step_timer import StepTimer
@@ -42,7 +43,7 @@ class TokenBudget:
         decode_rows: int,
         prefill_rows: int,
         left: Iterable[int],
-        features: tuple[bool, bool] = (False, False),
+        features: StepFeatures = StepFeatures.NONE,
     ) -> int:
         """How many prompt tokens may be scheduled beside `decode_rows`.
 
@@ -54,7 +55,7 @@ class TokenBudget:
             allowed = self._chunk
         else:
             slowdown = SLOWDOWN if waiting <= LATE_CHUNKS else LATE_SLOWDOWN
-            rows = self._keys.decode_bucket(decode_rows), *features
+            rows = self._keys.decode_bucket(decode_rows), features
             allowed = self._costs.allowed(rows, slowdown)
         least = self._costs.shares[0] if decode_rows else 1
         return max(min(allowed, self._max_tokens - decode_rows), least)
@@ -68,13 +69,11 @@ class TokenBudget:
                 break
         return tokens / self._chunk
 
-    def features(self, *rows: tuple[Row, ...]) -> tuple[bool, bool]:
-        """Whether one of them has an adapter, and whether an answer is objects: such steps take
-        longer, and are timed by themselves. Without slots or region heads nobody is looked at.
+    def features(self, *rows: tuple[Row, ...]) -> StepFeatures:
+        """What these rows ask for: such steps take longer, and are timed by themselves. Nobody is
+        looked at where no row may ask for anything.
         """
-        lora, spatial = self._keys.lora, self._keys.spatial
-        lora = lora and any(row.lora_slot for row in chain(*rows))
-        return lora, spatial and any(row.params.object_values for row in chain(*rows))
+        return joined(map(features_of, chain(*rows)) if self._keys.features else ())
 
     def fitting(self, decode_rows: int, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """The leading chunks that a captured step has room for; all of them where no captured step

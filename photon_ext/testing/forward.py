@@ -9,6 +9,7 @@ import torch
 from photon_ext.layout import Meta, SegmentFlag
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.step import StepTensors
+from photon_ext.runtime.step_features import StepFeatures
 from photon_ext.testing.adapters import SimAdapters
 from photon_ext.testing.errors import SimPoison
 from photon_ext.testing.model import hashed_logits
@@ -60,7 +61,7 @@ class ToyForward:
         if self._decode_mark:
             meta = meta.clone()
             meta[: step.decode_tokens, Meta.TOKEN] += self._decode_mark
-        if step.lora:
+        if StepFeatures.LORA in step.features:
             assert self._adapters is not None
             meta = meta.clone()
             meta[:, Meta.TOKEN] += self._adapters.marks(step)

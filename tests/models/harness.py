@@ -14,6 +14,7 @@ from photon_ext.models.kernel_plan import KernelPlan, plan_for
 from photon_ext.models.lora import LoraSlots
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind, StepTensors
+from photon_ext.runtime.step_features import features_with
 
 
 class Chunk(NamedTuple):
@@ -120,7 +121,7 @@ class Harness:
             row_state=row_state,
             sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
             max_length=self.page_table.shape[1] * self.decoder.page_size,
-            lora=any(self.slots.values()),
+            features=features_with(any(self.slots.values()), 0),
         )
 
     def mixed(self, decodes: list[Chunk], chunks: list[Chunk], padding: int = 0) -> torch.Tensor:

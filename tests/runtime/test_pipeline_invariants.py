@@ -260,7 +260,7 @@ def test_i10_a_key_holds_the_shape_and_graphs_are_a_fixed_set() -> None:
     assert driver.run(*asked) == [MODEL.generate(request) for request in asked]
     sizes, features = StepKey._fields[:3], StepKey._fields[3:]
     assert sizes == ("decode_rows", "chunk_tokens", "chunks")
-    assert features == ("split", "lora", "scored", "spatial")
+    assert features == ("split", "features", "scored")
     decode = {StepKey(bucket, 0, 0, split) for bucket in (1, 2, 5) for split in (False, True)}
     chunks = (4, 4), (8, 5)  # a chunk has a token, and a row one chunk
     prefill = {StepKey(0, *size, split) for size in chunks for split in (False, True)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from photon_ext.runtime.step import StepKey
+from photon_ext.runtime.step_features import StepFeatures
 from photon_ext.runtime.step_keys import StepKeys, step_keys
 
 LADDER = StepKeys((1, 8, 16, 20), (4, 32), mixed=True)
@@ -118,16 +119,41 @@ def test_where_empty_segments_cost_time_steps_have_room_for_few_chunks() -> None
     assert keys.max_segments == 64 + 16
 
 
-@pytest.mark.parametrize("feature", ["lora", "spatial"])
-def test_steps_with_a_feature_have_keys_of_their_own_where_rows_may_have_it(feature: str) -> None:
-    plain, both, own = made(), made(**{feature: True}), {feature: True}
-    expected = {key._replace(**{feature: on}) for key in plain.all() for on in (False, True)}
-    assert set(both.all()) == expected
-    assert both.find(3, 4, 1, False, **own) == StepKey(8, 4, 4, False, **own)
-    assert both.find(3, 4, 1, False) == plain.find(3, 4, 1, False) == StepKey(8, 4, 4, False)
+LORA, BOTH = StepFeatures.LORA, StepFeatures.LORA | StepFeatures.SPATIAL
 
 
-def test_adapters_and_objects_in_one_step_have_keys_too() -> None:
-    both = made(lora=True, spatial=True)
-    assert len(set(both.all())) == 4 * len(made().all())
-    assert both.find(3, 4, 1, True, True, True) == StepKey(8, 4, 4, True, True, spatial=True)
+@pytest.mark.parametrize(
+    ("keys", "sizes", "features"),
+    [
+        (
+            StepKeys((1, 3), (4,), mixed=True, features=BOTH),
+            [(1, 0, 0), (3, 0, 0), (0, 4, 3), (1, 4, 2), (3, 4, 1)],
+            [0, 1, 2, 3],
+        ),
+        (StepKeys((2,), features=LORA), [(2, 0, 0)], [0, 2]),
+        (
+            StepKeys((1, 8), (4, 8), mixed=True, chunk_tokens=2),
+            [
+                *((1, 0, 0), (8, 0, 0), (0, 4, 4), (0, 8, 4)),
+                *((1, 4, 4), (1, 8, 4), (8, 4, 4), (8, 8, 4)),
+            ],
+            [0],
+        ),
+    ],
+)
+def test_keys_are_captured_in_an_order_that_stays(
+    keys: StepKeys, sizes: list[tuple[int, int, int]], features: list[int]
+) -> None:
+    """By sizes, then split, then features, ascending: graphs lie in memory as they always did."""
+    expected = [(*size, split, each) for size in sizes for split in (0, 1) for each in features]
+    assert [key[:5] for key in keys.all()] == expected
+    assert not any(key.scored for key in keys.all())
+
+
+@pytest.mark.parametrize("features", [*StepFeatures, BOTH])
+def test_steps_with_features_have_keys_of_their_own(features: StepFeatures) -> None:
+    found = made(features=BOTH).find(3, 4, 1, True, features)
+    assert found == StepKey(8, 4, 4, True, features)
+    assert found in made(features=BOTH).all()
+    assert found in made(features=features).all()
+    assert (found in made().all()) is (features is StepFeatures.NONE)

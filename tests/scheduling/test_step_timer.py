@@ -10,6 +10,7 @@ from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, StepPlan
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Chunk
+from photon_ext.runtime.step_features import StepFeatures
 from photon_ext.scheduling.cost_table import CostTable
 from photon_ext.scheduling.step_timer import EVERY, StepTimer
 from photon_ext.testing.stub import StubDevice
@@ -23,8 +24,8 @@ class Heard(CostTable):
         self.times: list[tuple[object, int, float]] = []
 
     def add(self, rows: Any, tokens: int, us: float) -> None:
-        count, *features = rows
-        self.times.append((rows if any(features) else count, tokens, us))
+        count, features = rows
+        self.times.append((rows if features else count, tokens, us))
 
 
 class FakeSpan:
@@ -79,7 +80,7 @@ def test_steps_with_adapters_are_told_as_such_also_where_a_prompt_alone_has_one(
     timed.step(7.0, Chunk(adapted, 1))
     timed.step(7.5, Chunk(adapted, 2))
     timed.step(8.0)
-    rows = [(count, True, False) for count in (1, 1, 8)]
+    rows = [(count, StepFeatures.LORA) for count in (1, 1, 8)]
     assert timed.heard.times == list(zip(rows, (1, 2, 0), (7.0, 7.5, 8.0), strict=True))
 
 

@@ -10,6 +10,7 @@ from photon_ext.row_params import RowParams
 from photon_ext.runtime import StepKind, StepPlan
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.running_set import RunningSet
+from photon_ext.runtime.step_features import StepFeatures
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, TokenBudget
 from photon_ext.scheduling.token_budget import shares_of
@@ -21,7 +22,7 @@ def budget(max_tokens: int | None = None, times: tuple[float, ...] = ()) -> Toke
     """Of a device whose decode step of 8 rows and less takes 100 us; `times`: with each share."""
     made = TokenBudget(KEYS, 64, max_tokens)
     for share, us in zip((0, 16, 32, 64), (100.0, *times), strict=False):
-        made._costs.add((8, False, False), share, us)
+        made._costs.add((8, StepFeatures.NONE), share, us)
     return made
 
 
@@ -77,22 +78,26 @@ def test_beside_decode_rows_it_is_what_the_cost_table_allows_their_bucket() -> N
 
 def test_steps_with_adapters_and_with_objects_have_times_of_their_own() -> None:
     made = budget(times=(120.0, 140.0))
-    plain, adapted, objects = (False, False), (True, False), (False, True)
+    plain, adapted, objects = StepFeatures.NONE, StepFeatures.LORA, StepFeatures.SPATIAL
     assert [made.prompt_tokens(5, 1, [64], each) for each in (plain, adapted, objects)] == [
         *(64, 16, 16)
     ]
     for share, us in ((0, 200.0), (16, 390.0), (32, 501.0)):
-        made._costs.add((8, *adapted), share, us)
+        made._costs.add((8, adapted), share, us)
     assert [made.prompt_tokens(5, 1, [64], each) for each in (plain, adapted)] == [64, 16]
 
 
-def test_only_where_rows_may_have_adapters_or_objects_anybody_is_looked_at() -> None:
-    rows = prompt(1, 5), Row(2, 1, (2,), (1,), RowParams(object_values=2), lora_slot=3)
-    assert budget().features(rows, ()) == (False, False)
-    for lora, spatial in ((True, False), (False, True), (True, True)):
-        made = TokenBudget(replace(KEYS, lora=lora, spatial=spatial), 64)
-        assert made.features(rows[:1], ()) == (False, False)
-        assert made.features(rows[:1], rows[1:]) == (lora, spatial)
+def test_only_where_rows_may_ask_for_features_anybody_is_looked_at() -> None:
+    rows = (
+        prompt(1, 5),
+        Row(2, 1, (2,), (1,), RowParams(), lora_slot=3),
+        Row(3, 1, (3,), (1,), RowParams(object_values=2)),
+    )
+    assert budget().features(rows, ()) is StepFeatures.NONE
+    made = TokenBudget(replace(KEYS, features=StepFeatures.LORA | StepFeatures.SPATIAL), 64)
+    each = [StepFeatures.NONE, StepFeatures.LORA, StepFeatures.SPATIAL]
+    assert [made.features((row,)) for row in rows] == each
+    assert made.features(rows[:1], rows[1:]) is StepFeatures.LORA | StepFeatures.SPATIAL
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(2, 64), (6, 64), (7, 63), (8, 62)])

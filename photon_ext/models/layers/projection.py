@@ -30,6 +30,7 @@ from photon_ext.models.layers.adapter import Adapter, link
 from photon_ext.models.layers.buffers import Activations, Workspaces
 from photon_ext.models.layers.weight import Weight
 from photon_ext.models.projections import ProjectionShape
+from photon_ext.runtime.step_features import StepFeatures
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -125,6 +126,7 @@ class Execution:
     ) -> None:
         """`eps`: of all norms; `counts`: int32 on the device, of the tokens that are alive."""
         self.step, self.buffers, self.hidden = step, buffers, buffers.normed
+        self._adapted = StepFeatures.LORA in step.features
         self._workspaces, self._eps, self._counts = workspaces, eps, counts
 
     def begin(self, projection: Projection, x: torch.Tensor) -> None:
@@ -145,7 +147,7 @@ class Execution:
 
     def _adapter(self, projection: Projection) -> Adapter | None:
         """In a step with adapters, that of the projection."""
-        return projection.adapter if self.step.lora else None
+        return projection.adapter if self._adapted else None
 
 
 class Unfused(Execution):
