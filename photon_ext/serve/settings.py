@@ -18,6 +18,8 @@ class ServeSettings:
         lora_dir: the folder whose children requests may load by name; None: they may load none.
         chat_template: a file that replaces the model's own; None: the model's.
         app: "module:function" that makes the ASGI application of a client and these settings.
+        max_body: bytes of a request's body at most.
+        access_log: one line of JSON for each request (logger "photon_ext.access").
         worker: number of this HTTP process, from 0 on, of how many `workers`.
     """
 
@@ -30,5 +32,7 @@ class ServeSettings:
     lora_dir: str | None = None
     chat_template: str | None = None
     app: str = "photon_ext.serve.app:make_app"
+    max_body: int = 2**25
+    access_log: bool = True
     worker: int = 0
     workers: int = 1

@@ -59,7 +59,11 @@ def _environment() -> BoundedEnvironment:
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens that it may name."""
+    """A compiled chat template and the special tokens that it may name.
+
+    Attributes:
+        source: its file, for errors.
+    """
 
     def __init__(self, template: str, special_tokens: Mapping[str, str], source: str) -> None:
         """`special_tokens`: for example {"bos_token": "<s>"}.
@@ -67,7 +71,7 @@ class ChatTemplate:
         Raises ModelError, naming `source`, for a broken template.
         """
         self._special_tokens = dict(special_tokens)
-        self._source = source
+        self.source = source
         try:
             self._environment = _environment()
             self._template = self._environment.compile_bounded(template)
@@ -106,7 +110,7 @@ class ChatTemplate:
         self._check_kwargs(kwargs)
         if tools and "tools" not in self._names:
             raise RequestError(
-                f"{self._source}: the chat template knows no tools, and {len(tools)} are given; "
+                f"{self.source}: the chat template knows no tools, and {len(tools)} are given; "
                 "leave them out, tell the model of them in a system message, and ask for the form "
                 "of a call by json_schema"
             )
@@ -119,14 +123,14 @@ class ChatTemplate:
             return self._render(messages, add_generation_prompt, tools, kwargs)
         except TemplateLimit as error:
             raise RequestError(
-                f"{self._source}: the chat template asks for too much on {len(messages)} messages "
+                f"{self.source}: the chat template asks for too much on {len(messages)} messages "
                 f"({error}); repair it, or send a string and raw=True instead of messages"
             ) from error
         except Exception as error:  # whatever its own code raises, or the values in the messages
             told = _told(error)
             if not isinstance(error, _Refusal) and self._broken():
                 raise RequestError(
-                    f"{self._source}: the chat template fails ({told}), on a plain user message "
+                    f"{self.source}: the chat template fails ({told}), on a plain user message "
                     "too; repair it, or send a string and raw=True instead of messages"
                 ) from error
             raise RequestError(
@@ -166,7 +170,7 @@ class ChatTemplate:
             if name in own or name not in self._names:
                 known = ", ".join(sorted(self._read - own)) or "none"
                 raise RequestError(
-                    f"{self._source}: chat_template_kwargs has {shown(name)}, which the chat "
+                    f"{self.source}: chat_template_kwargs has {shown(name)}, which the chat "
                     f"template does not take from there; it takes {known}"
                 )
 

@@ -1,0 +1,1 @@
+"""What HTTP processes do: requests are checked, rendered and encoded; answers become text."""

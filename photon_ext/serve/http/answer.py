@@ -1,0 +1,120 @@
+"""Answer: one answer's tokens as text, up to its stop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+from photon_ext.errors import PhotonError
+from photon_ext.models.text.detokenizer import Detokenizer
+from photon_ext.sampling.answer_text import StoppedText, TextReader
+from photon_ext.sampling.stop_automaton import StopAutomaton
+from photon_ext.serve.contract import Delta, End, TokenScore
+
+_FINISHES = {"stop": "stop", "length": "length", "timeout": "length"}
+
+
+class AnswerFailed(PhotonError, RuntimeError):
+    """An answer has ended by an error, or was cancelled by others: nothing can be made of it."""
+
+
+class Piece(NamedTuple):
+    """What became certain with a token.
+
+    Attributes:
+        text: often a word, sometimes empty.
+        token: its id; None: the rest of the text, behind the last token.
+        score: its log-probability, where that was asked for.
+        hidden: a stop token, whose text is not shown.
+    """
+
+    text: str
+    token: int | None = None
+    score: TokenScore | None = None
+    hidden: bool = False
+
+
+class AnswerRules(NamedTuple):
+    """What all answers to a request have in common.
+
+    Attributes:
+        stops: finds the stop strings; None: there are none.
+        stop_ids: tokens that end an answer. asked_ids: those of them that the request names.
+        include_stop: the text ends with the stop.
+        hides_all: the tokens that are run are not shown, nor counted.
+    """
+
+    stops: StopAutomaton | None = None
+    stop_ids: Collection[int] = ()
+    asked_ids: Collection[int] = ()
+    include_stop: bool = False
+    hides_all: bool = False
+
+
+class Answer:
+    """
+    Attributes:
+        tokens: how many it has, the one that ended it included.
+        end: why it has ended; None: it goes on.
+        cut: a stop string ended it, and the engine does not know.
+        cached_tokens: of its prompt, see Delta.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, rules: AnswerRules) -> None:
+        self.tokens = 0
+        self.end: End | None = None
+        self.cut = False
+        self.cached_tokens: int | None = None
+        self._rules = rules
+        self._text: TextReader = TextReader(detokenizer)
+        if rules.stops is not None:
+            self._text = StoppedText(detokenizer, rules.stops, rules.include_stop)
+
+    def take(self, delta: Delta) -> list[Piece]:
+        """The pieces of what has come. Raises AnswerFailed, RequestError."""
+        if delta.cached_tokens is not None:
+            self.cached_tokens = delta.cached_tokens
+        pieces = [*self._pieces(delta)]
+        if delta.end is not None and self.end is None:
+            self._finish(delta.end, pieces)
+        return pieces
+
+    @property
+    def finish_reason(self) -> str | None:
+        """In OpenAI's words."""
+        return None if self.end is None else _FINISHES[self.end.finish_reason]
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string, the id of a stop token that was asked for, or "timeout"."""
+        if self.end is None or self.end.finish_reason == "length":
+            return None
+        if self.end.finish_reason == "timeout":
+            return "timeout"
+        asked = self.cut or self.end.stop_reason in self._rules.asked_ids
+        return self.end.stop_reason if asked else None
+
+    def _pieces(self, delta: Delta) -> Iterator[Piece]:
+        scores: Iterator[TokenScore] = iter(delta.scores or ())
+        rules = self._rules
+        for token in () if rules.hides_all else delta.tokens:
+            if self.end is not None:
+                return
+            score = next(scores, None)
+            self.tokens += 1
+            hidden = token in rules.stop_ids and not rules.include_stop
+            text = "" if hidden else self._text.push(token)
+            yield Piece(text, token, score, hidden)
+            if isinstance(self._text, StoppedText) and self._text.found is not None:
+                self.end, self.cut = End("stop", self._text.found), True
+
+    def _finish(self, end: End, pieces: list[Piece]) -> None:
+        if end.finish_reason not in _FINISHES:
+            raise AnswerFailed(end.error or "the answer was cancelled; try again")
+        if self._rules.hides_all:
+            self.end = End("length")
+            return
+        self.end = end
+        rest = self._text.finish()
+        if rest:
+            pieces.append(Piece(rest))

@@ -1,0 +1,159 @@
+"""ChatRun: a conversation goes to the engine, and its answers come back in parts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, NamedTuple
+
+from photon_ext.models.text.chat_options import ChatOptions
+from photon_ext.serve.contract import Delta
+from photon_ext.serve.http.answer import Answer, Piece
+from photon_ext.serve.http.asking import make_asks
+from photon_ext.serve.http.chat_request import ChatRequest
+from photon_ext.serve.http.errors import bad_request
+from photon_ext.serve.http.model import ServedModel
+from photon_ext.serve.http.parts import AnswerParser, Part, PlainText
+from photon_ext.serve.http.run import Run
+from photon_ext.serve.http.token_names import TokenNames
+from photon_ext.serve.http.usage import Usage
+
+
+class Turn(NamedTuple):
+    """What one token added to an answer.
+
+    Attributes:
+        parts: often one, sometimes none.
+        scored: JSON of its log-probability, see TokenNames.chat_entry; None: it was not asked for.
+        finish_reason: of an answer's last turn, else None.
+    """
+
+    parts: list[Part]
+    scored: str | None = None
+    finish_reason: str | None = None
+
+
+class ChatAnswer:
+    """
+    Attributes:
+        answer: its text and its end.
+        reasoning: how many of its tokens were thoughts.
+    """
+
+    def __init__(
+        self, answer: Answer, parser: AnswerParser, names: TokenNames, top: int | None
+    ) -> None:
+        """`top`: see ChatRequest.top."""
+        self.answer = answer
+        self.reasoning = 0
+        self._parser = parser
+        self._names = names
+        self._top = top
+
+    def take(self, delta: Delta) -> list[Turn]:
+        """Raises AnswerFailed, RequestError."""
+        turns = [self._turn(piece) for piece in self.answer.take(delta)]
+        if self.answer.end is not None:
+            turns.append(Turn(self._parser.finish(), None, self.finish_reason))
+        return turns
+
+    @property
+    def finish_reason(self) -> str | None:
+        """In OpenAI's words."""
+        reason = self.answer.finish_reason
+        return "tool_calls" if reason == "stop" and self._parser.called else reason
+
+    def _turn(self, piece: Piece) -> Turn:
+        self.reasoning += self._parser.thinking and piece.token is not None
+        parts = self._parser.feed(piece.text)
+        if piece.score is None or piece.token is None or piece.hidden:
+            return Turn(parts)
+        assert self._top is not None
+        return Turn(parts, self._names.chat_entry(piece.token, piece.score, self._top))
+
+
+class ChatRun:
+    """
+    Attributes:
+        answers: to the conversation, in order.
+        name: of the model, as answers have it.
+    """
+
+    def __init__(self, run: Run, answers: list[ChatAnswer], prompt: tuple[int, ...], name: str):
+        self.answers = answers
+        self.name = name
+        self.prompt_scores: list[Any] = []
+        self.prompt = prompt
+        self._run = run
+
+    @classmethod
+    async def start(cls, model: ServedModel, body: ChatRequest, size: int) -> ChatRun:
+        """Renders, encodes and asks. `size`: of the body, in bytes. Raises ApiError, PhotonError:
+        the request can not be served; see EngineClient.generate.
+        """
+        body.check_stream()
+        adapter, texts = model.adapter(body.model), model.texts
+        messages = [message.told(texts.speaks_of_developers) for message in body.messages]
+        prompt = await texts.encode_chat(
+            messages, _options(body), body.add_generation_prompt is not False, size
+        )
+        special = {**body.form(), "logprobs": body.top}
+        asks, rules = make_asks([prompt.ids], body, special, body.cap, adapter, model.client.model)
+        run = await Run.start(model.client, asks)
+        skip = body.skip_special_tokens is not False
+        answers = [
+            ChatAnswer(
+                Answer(texts.tokenizer.detokenizer(skip), rules),
+                PlainText(),
+                model.names,
+                body.top,
+            )
+            for _ in range(body.answers)
+        ]
+        return cls(run, answers, prompt.ids, model.shown_name(adapter))
+
+    async def turns(self) -> AsyncGenerator[list[tuple[int, list[Turn]]], None]:
+        """What has come of any answer since the last look. Raises EngineGone, AnswerFailed."""
+        left = len(self.answers)
+        async with self._run as run:
+            async for deltas in run.deltas():
+                found = []
+                for index, delta in deltas:
+                    if delta.prompt_scores is not None:
+                        self.prompt_scores += iter(delta.prompt_scores)
+                    one = self.answers[index]
+                    if one.answer.end is None:
+                        found.append((index, one.take(delta)))
+                        left -= one.answer.end is not None
+                        if one.answer.cut:
+                            run.cancel(index)
+                yield found
+                if not left:
+                    return
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        answers = [one.answer for one in self.answers]
+        reasoning = sum(one.reasoning for one in self.answers)
+        return Usage.of(len(self.prompt), answers, len(answers), reasoning)
+
+    def logged(self) -> dict[str, Any]:
+        """What the access log says of it."""
+        usage = self.usage
+        return {
+            "model": self.name,
+            "prompt_tokens": usage.prompt,
+            "cached_tokens": usage.cached,
+            "completion_tokens": usage.completion,
+            "finish_reasons": [one.finish_reason for one in self.answers],
+        }
+
+
+def _options(body: ChatRequest) -> ChatOptions:
+    generation, goes_on = body.add_generation_prompt, bool(body.continue_final_message)
+    if goes_on and generation and "add_generation_prompt" in body.model_fields_set:
+        raise bad_request(
+            "continue_final_message and add_generation_prompt are both true; give one of them",
+            "continue_final_message",
+        )
+    return ChatOptions.of((), body.chat_template_kwargs, goes_on, False)

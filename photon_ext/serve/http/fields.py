@@ -1,0 +1,66 @@
+"""What bodies of requests are made of: each field is honoured, or refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from photon_ext.errors import shown
+from photon_ext.row_params import FIELDS
+
+
+class Fields(BaseModel):
+    """A body, or a part of one. Fields that are not named are refused, and no value is taken for
+    another: "1" is no number.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class NotTaken:
+    """A field that this server does not honour. It may have a value that asks for nothing; any
+    other is refused by name. Annotates a field of type Any, which is None then.
+    """
+
+    def __init__(self, *neutral: Any, instead: str = "leave it out") -> None:
+        self._neutral = neutral
+        self._instead = instead
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"enum": [None, *self._neutral], "description": f"Not supported; {self._instead}."}
+
+    def _checked(self, value: Any) -> None:
+        if value is None or any(_same(value, each) for each in self._neutral):
+            return
+        told = {"value": shown(value), "instead": self._instead}
+        raise PydanticCustomError(
+            "not_taken", "{value} is not supported by this server; {instead}", told
+        )
+
+
+def _same(value: Any, other: Any) -> bool:
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def row_field(name: str, least: float | None = None, most: float | None = None) -> Any:
+    """An optional field of a row's parameter, with the bounds and words of the one table;
+    `least` and `most` where requests may give more.
+    """
+    _, field = FIELDS[name]
+    low = 0 if field.zero else field.least
+    return Field(
+        default=None,
+        ge=low if least is None else least,
+        le=field.most if most is None else most,
+        description=field.help or field.expected,
+    )
