@@ -413,7 +413,7 @@ class Pipeline:
             result = read_step(step, records, ids, ended, step_tokens)
             if step.batch is not None:
                 step.batch.epoch.commits += 1
-            if step.chunks or step_tokens > 1:
+            if step.chunks or result.short:
                 self._count(step, result)
             for event in result.events.values():
                 if event.finish is not None:
@@ -545,13 +545,11 @@ class Pipeline:
         return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
     def _count(self, step: Step, result: StepResult) -> None:
-        """The step is committed: first tokens, and what decode rows got where that may be several
-        tokens; else the epoch counts them.
+        """The step is committed: first tokens, and decode rows that got fewer tokens than a step
+        may give; the epoch counts all others.
         """
-        if self._runtime.step_tokens > 1:
-            for column, row in enumerate(result.rows):
-                if row.delivers:
-                    self.running_set.recount(row, len(result.tokens_of(column)))
+        for column, tokens in result.short.items():
+            self.running_set.recount(result.rows[column], tokens)
         for chunk in step.chunks:
             if chunk.sample:
                 chunk.row.commit_first()

@@ -118,23 +118,39 @@ def _read_batch(
     words = records[RECORD_TOKENS:end:RECORD_WIDTH].tobytes()
     tokens = array("i", words)
     # words are compared in place: most steps have no flag, and lists cost more
-    marked = [*compress(count(), flags)] if flags != array("i", bytes(flags.nbytes)) else []
-    if max(array("I", words)) >= vocab_size:  # or one is negative
-        others = (i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
-        marked = sorted({*marked, *others})
+    marked = {*compress(count(), flags)} if flags != array("i", bytes(flags.nbytes)) else set[int]()
+    ordinary = max(array("I", words)) < vocab_size  # and none is negative
     result.rows, result.tokens, result.count = batch.rows, [tokens], len(tokens) - len(skipped)
     for column in skipped:
         tokens[column] = _NO_TOKEN
+    if not ordinary or step_tokens > 1:
+        counts = records[NUM_TOKENS:end:RECORD_WIDTH].tolist()
+        if counts.count(step_tokens) < len(counts):
+            result.short = {
+                column: got
+                for column, got in enumerate(counts)
+                if got < step_tokens and column not in skipped
+            }
+            result.count -= [*result.short.values()].count(0)
+        if not ordinary:
+            marked |= _misread(counts, tokens, vocab_size)
     if step_tokens > 1:
         _read_more(records, end, step_tokens, skipped, result)
-        marked = sorted({*marked, *_beyond(vocab_size, result.tokens[1:])})
-    for column in marked:
-        if column not in skipped:
-            row, flag, got = batch.rows[column], flags[column], result.tokens_of(column)
-            position = row.mask_position + len(got)
-            event = _event(row, flag, got or (tokens[column],), position, vocab_size)
-            result.events[column] = event
-            result.count -= not event.tokens
+        marked |= _beyond(vocab_size, result.tokens[1:])
+    for column in sorted(marked.difference(skipped)):
+        row, flag, got = batch.rows[column], flags[column], result.tokens_of(column)
+        position = row.mask_position + len(got)
+        event = _event(row, flag, got or (tokens[column],), position, vocab_size)
+        result.events[column] = event
+
+
+def _misread(counts: list[int], tokens: array[int], vocab_size: int) -> set[int]:
+    """The rows whose first token is no id of the vocabulary, though they have one."""
+    return {
+        column
+        for column, token in enumerate(tokens)
+        if not 0 <= token < vocab_size and (counts[column] or token != _NO_TOKEN)
+    }
 
 
 def _read_more(
@@ -148,13 +164,13 @@ def _read_more(
         if max(tokens) < 0:
             return
         result.tokens.append(tokens)
-        result.count += sum(token >= 0 for token in tokens)
+        result.count += len(tokens) - tokens.count(_NO_TOKEN)
 
 
-def _beyond(vocab_size: int, columns: list[array[int]]) -> Iterator[int]:
+def _beyond(vocab_size: int, columns: list[array[int]]) -> set[int]:
     """The rows with a token that the vocabulary does not have."""
-    for tokens in columns:
-        yield from (i for i, token in enumerate(tokens) if token >= vocab_size)
+    larger = (tokens for tokens in columns if max(tokens) >= vocab_size)
+    return {i for tokens in larger for i, token in enumerate(tokens) if token >= vocab_size}
 
 
 def _read_chunk(chunk: ChunkSegment, record: list[int], vocab_size: int) -> RowEvent | None:

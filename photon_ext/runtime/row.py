@@ -119,10 +119,10 @@ class Row:
     @property
     def committed(self) -> int:
         """Tokens of its answer that are committed, while they are delivered."""
-        committed = self._committed + sum(stay.committed for stay in self._left)
+        steps = sum(stay.committed for stay in self._left)
         if self.epoch is not None:
-            committed += _Stay(self.epoch, self._joined, self.epoch.launches).committed
-        return committed
+            steps += _Stay(self.epoch, self._joined, self.epoch.launches).committed
+        return self._committed + steps * self.step_tokens
 
     @property
     def launched(self) -> int:
@@ -183,8 +183,8 @@ class Row:
         self._committed = 1
 
     def recount(self, tokens: int) -> None:
-        """A decode step was committed that gave it `tokens`, maybe fewer than it may give."""
-        self._committed += tokens - 1
+        """A decode step was committed that gave it `tokens`, fewer than it may give."""
+        self._committed += tokens - self.step_tokens
         self._launched += tokens - self.step_tokens
 
     def join(self, epoch: DecodeEpoch | None) -> None:
@@ -197,7 +197,8 @@ class Row:
             epoch.rows += 1
             launched -= epoch.launches * self.step_tokens
             self._joined = epoch.launches
-        self._committed += sum(stay.committed for stay in left if stay.committed == stay.length)
+        steps = sum(stay.committed for stay in left if stay.committed == stay.length)
+        self._committed += steps * self.step_tokens
         self._left = tuple(stay for stay in left if stay.committed < stay.length)
         self._launched, self._last_step, self.epoch = launched, last_step, epoch
 

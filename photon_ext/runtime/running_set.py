@@ -77,12 +77,11 @@ class RunningSet:
                 self._full.append(row)
             else:
                 self._leave(row)
-                if row.step_tokens > 1:
-                    self._covered[row.index] = row
+                self._covered[row.index] = row
 
     def recount(self, row: Row, tokens: int) -> None:
-        """A committed step gave a row `tokens` tokens: where that is less than it may give, the row
-        may have some to launch again.
+        """A committed step gave a row `tokens` tokens, fewer than it may: the row may have some to
+        launch again.
         """
         row.recount(tokens)
         if row.wants_decode and self._covered.pop(row.index, None) is not None:

@@ -221,6 +221,8 @@ class StepResult:
             that had ended before has none.
         events: of rows that need a look: decode rows that end here, by column, and every chunk that
             was sampled, from column ``len(rows)`` on. All others go on with their tokens.
+        short: decode rows that got fewer tokens than a step may give, none at all included, and
+            have not ended before: how many each got, by column.
         count: tokens in all.
         zombies: segments of rows that had ended before.
         logprobs: of rows that ask for them, and whose tokens are delivered: one for each token.
@@ -232,6 +234,7 @@ class StepResult:
     rows: tuple[Row, ...] = ()
     tokens: list[array[int]] = field(default_factory=list)
     events: dict[int, RowEvent] = field(default_factory=dict)
+    short: dict[int, int] = field(default_factory=dict)
     count: int = 0
     zombies: int = 0
     logprobs: dict[Row, list[TokenLogprobs]] = field(default_factory=dict)

@@ -4,7 +4,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -46,6 +46,9 @@ class SimRuntime:
             wrong.
         keeps_pages: pages that nobody holds keep what they hold until they are given to a row anew,
             as a prefix cache needs it; else they are poison from the release on.
+        step_tokens: tokens that a decode row gets in a step at most.
+        gives: called with the number of a launch and a row's index: how many tokens the row gets,
+            from 0 to ``step_tokens``. None: as many as it may.
 
     Attributes:
         stats: what was launched, copied and waited for, and what was slow.
@@ -72,6 +75,7 @@ class SimRuntime:
         check_races: bool = True,
         keeps_pages: bool = False,
         step_tokens: int = 1,
+        gives: Callable[[int, int], int] | None = None,
     ) -> None:
         capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
@@ -92,6 +96,7 @@ class SimRuntime:
             penalty_vocab,
         )
         self.state = table.state
+        self.state.gives = gives
         self.table: RowTable = table
         self.automaton_words = automaton_words
         self._fault = fault

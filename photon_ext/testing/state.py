@@ -5,6 +5,7 @@ the KV pages that forwards have asked to be watched.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -57,6 +58,7 @@ class DeviceState:
         names: the range of each tensor's memory, by the address of its storage.
         pages: the watched pages that were written since their last release.
         logits_of: number of the launch that wrote the latest logits.
+        gives: see SimRuntime.
     """
 
     def __init__(self, table: RowTable, page_size: int) -> None:
@@ -69,6 +71,7 @@ class DeviceState:
         )
         self.tables.row_state[0] = 0
         self.shared: SharedMemory | None = None
+        self.gives: Callable[[int, int], int] | None = None
         self.pages: set[int] = set()
         self.logits_of = -1
         self.names: dict[int, Range] = {
@@ -123,6 +126,24 @@ class DeviceState:
         """Whether ``row`` takes part in steps. Raises SimPoison where no lease holds it."""
         clean(self._row_state[row * ROW_COLUMNS + RowColumn.GENERATION], f"row {row}")
         return self._row_state[row * ROW_COLUMNS + RowColumn.ALIVE] != 0
+
+    def lay_aside(self, launch: int, rows: Iterable[int], tokens: int) -> list[int]:
+        """Of these rows those that a launch gives no more than ``tokens`` tokens take no part in
+        what follows, until `take_back`.
+        """
+        if self.gives is None:
+            return []
+        aside = [row for row in rows if self.alive(row) and self.gives(launch, row) <= tokens]
+        self._set_alive(aside, 0)
+        return aside
+
+    def take_back(self, rows: Iterable[int]) -> None:
+        """They take part again."""
+        self._set_alive(rows, 1)
+
+    def _set_alive(self, rows: Iterable[int], alive: int) -> None:
+        for row in rows:
+            self._row_state[row * ROW_COLUMNS + RowColumn.ALIVE] = alive
 
     def slot_of(self, row: int) -> int:
         """Which adapter slot a row has; 0: none."""

@@ -99,8 +99,10 @@ class SimStep:
         for row in rows:
             self._device.read_automaton(row, access)
         states = [self._device.automaton_state(row) for row in rows]
+        aside = self._lay_aside(key, launch, 0)
         with self._footprint.of(access):
             self._program.sample(self._step, masked=key.split)
+        self._take_back(key, aside)
         if self._fault is Fault.STATE_KEPT:
             for row, state in zip(rows, states, strict=True):
                 self._device.put_back_state(row, state)
@@ -113,10 +115,12 @@ class SimStep:
         records, width = self._slot.records, RECORD_WIDTH
         logprobs, block = outputs.logprob_offset, key.segments * LOGPROB_WIDTH
         for number in range(1, outputs.segment_tokens):
+            aside = self._lay_aside(key, launch, number)
             before = array("i", records[: key.segments * width])
             scores = array("i", records[logprobs : logprobs + block])
             self.forward(key, launch, access)
             self.sampling(key, launch, access)
+            self._device.take_back(aside)
             begin = logprobs + number * block
             records[begin : begin + block] = records[logprobs : logprobs + block]
             records[logprobs : logprobs + block] = scores
@@ -129,6 +133,19 @@ class SimStep:
                 before[at + 2] += more
                 before[at + 3] = flags
             records[: key.segments * width] = before
+
+    def _lay_aside(self, key: StepKey, launch: int, tokens: int) -> list[int]:
+        """The decode rows that get no more than ``tokens`` tokens, and take no part in the next."""
+        decode = [segment.row for segment in self._segments(key.decode_rows)]
+        return self._device.lay_aside(launch, decode, tokens)
+
+    def _take_back(self, key: StepKey, rows: list[int]) -> None:
+        """They got no token, and live on: their records say so."""
+        self._device.take_back(rows)
+        records = self._slot.records
+        for at in range(0, key.decode_rows * RECORD_WIDTH, RECORD_WIDTH):
+            if records[at] in rows:
+                records[at + RECORD_TOKENS - 1] = 0  # its flags
 
     def apply_deltas(self, access: Access) -> None:
         """Applies the slot's deltas outside any step, as Fault.DELTAS_OFF_STREAM has it."""

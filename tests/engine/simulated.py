@@ -29,6 +29,7 @@ class WatchedDevice(SimRuntime):
         page_size: int = 4,
         chooser: Chooser | None = None,
         step_tokens: int = 1,
+        gives: Callable[[int, int], int] | None = None,
     ) -> None:
         super().__init__(
             max_rows,
@@ -40,6 +41,7 @@ class WatchedDevice(SimRuntime):
             max_biases=4,
             penalty_vocab=VOCAB,
             step_tokens=step_tokens,
+            gives=gives,
         )
         self.on_step: Callable[[], None] = lambda: None
         self.finished = True

@@ -4,6 +4,9 @@ log, what listeners hear and what readers see, each request has what one token a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 
 from photon_ext.engine import Output, Request
@@ -37,9 +40,14 @@ PARAMS = [
 
 
 def serve(
-    step_tokens: int, depth: int, params: list[SamplingParams], **options: object
+    step_tokens: int,
+    depth: int,
+    params: list[SamplingParams],
+    gives: Callable[[int, int], int] | None = None,
+    **options: object,
 ) -> tuple[list[Output], list[Request], Listener, WatchedDevice]:
-    device, listener = WatchedDevice(depth=depth, max_rows=3, step_tokens=step_tokens), Listener()
+    device = WatchedDevice(depth=depth, max_rows=3, step_tokens=step_tokens, gives=gives)
+    listener = Listener()
     with engine_on(device, tokenizer=byte_tokenizer(), **options) as engine:
         engine.listen(listener)
         requests = [engine.submit(p, own) for p, own in zip(PROMPTS, params, strict=False)]
@@ -82,3 +90,25 @@ def test_a_step_that_waits_for_masks_gives_one_token_and_others_two(depth: int) 
     outputs, requests, listener, _ = serve(2, depth, params)
     assert seen(outputs) == seen(expected)
     listener.check(requests)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("num_pages", [64, 9], ids=["all pages", "short pages"])
+@pytest.mark.parametrize("step_tokens", [1, 2])
+def test_a_row_that_gets_no_token_in_some_steps_goes_on_and_gets_all_of_them(
+    step_tokens: int, depth: int, num_pages: int
+) -> None:
+    def gives(launch: int, row: int) -> int:
+        return Random(8 * launch + row).randint(0, step_tokens)
+
+    def params() -> list[SamplingParams]:
+        masked = SamplingParams(6, constraint=from_allowed_ids(range(60, 90)))
+        return [*PARAMS[:-1], masked]
+
+    expected, *_, full = serve(1, depth, params(), num_pages=num_pages)
+    outputs, requests, listener, device = serve(
+        step_tokens, depth, params(), gives, num_pages=num_pages
+    )
+    assert seen(outputs) == seen(expected)
+    listener.check(requests)
+    assert device.launches > full.launches / step_tokens

@@ -99,6 +99,24 @@ def test_a_result_of_nothing_is_empty() -> None:
     assert (result.step, list(result), len(result), result.count) == (None, [], 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("given", "short"), [((2, 2), {}), ((1, 0), {0: 1, 1: 0}), ((2, 1), {1: 1})]
+)
+def test_a_result_names_the_rows_that_got_fewer_tokens_than_a_step_may_give(
+    given: tuple[int, int], short: dict[int, int]
+) -> None:
+    pipe = pipeline(SimRuntime(depth=1, step_tokens=2, gives=lambda launch, row: given[row - 1]))
+    rows = [pipe.admit((n,), RowParams(9)) for n in (2, 3)]
+    pipe.launch(StepPlan((), tuple(Chunk(row, 1) for row in rows)))
+    pipe.commit()
+    pipe.launch(StepPlan(tuple(rows)))
+    result = pipe.commit()
+    assert (result.short, result.count) == (short, sum(given))
+    assert [len(result.tokens_of(column)) for column in (0, 1)] == [*given]
+    assert [row.committed for row in rows] == [1 + tokens for tokens in given]
+    assert [row.launched for row in rows] == [1 + tokens for tokens in given]
+
+
 FOREIGN = "the step's outputs are not its own"
 
 
