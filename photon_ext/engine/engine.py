@@ -45,11 +45,13 @@ from photon_ext.scheduling import (
     RangePool,
     Scheduler,
     Sequence,
+    StepTimes,
     TokenBudget,
 )
 from photon_ext.scheduling.adapters import AdapterSlots, AdapterStore
 from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.policy import choose_policy
+from photon_ext.scheduling.token_budget import shares_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -202,14 +204,15 @@ class Engine(SpatialSkills):
             0 if region is None else region.bins,
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
-        budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
+        times = StepTimes(shares_of(pipeline.keys.prefill_buckets, chunk) if mixes else ())
+        budget = TokenBudget(pipeline.keys, chunk, times, max_tokens_per_step) if mixes else None
         alone = min(chunk, max_tokens_per_step or chunk)
         planner = Planner(scheduler, pipeline.running_set, alone, budget)
-        self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
+        self.meter = Meter(pipeline.stats, scheduler, times, runtime.depth, device, meter)
         masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
-        delay = DelayedLaunch(device != "cpu")
+        delay = DelayedLaunch(times, device != "cpu")
         self._loop = EngineLoop(
-            pipeline, scheduler, planner, self._queue, self.meter, masks, memory, delay
+            pipeline, scheduler, planner, self._queue, self.meter, masks, memory, times, delay
         )
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first

@@ -39,7 +39,7 @@ from photon_ext.runtime import (
 )
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling.mask_threads import MaskThreads
-from photon_ext.scheduling import Deadlines, DelayedLaunch, Planner, Scheduler, Sequence
+from photon_ext.scheduling import Deadlines, DelayedLaunch, Planner, Scheduler, Sequence, StepTimes
 
 Listener = Callable[[StepOutput], None]
 _LOG = logging.getLogger("photon_ext")
@@ -70,6 +70,7 @@ class EngineLoop:
         meter: Meter,
         masks: MaskThreads,
         embeds: EmbedsMemory,
+        times: StepTimes,
         delay: DelayedLaunch,
     ) -> None:
         self.listeners: list[Listener] = []
@@ -80,6 +81,7 @@ class EngineLoop:
         self._meter = meter
         self._embeds = embeds
         self._deadlines = Deadlines[Request]()
+        self._times = times
         self._delay = delay
         self._delayed = False
         self._masks = masks
@@ -240,7 +242,8 @@ class EngineLoop:
 
     def _commit(self) -> None:
         result = self._pipeline.commit()
-        self._planner.committed(result, self._pipeline.busy)
+        if (load := self._times.committed(result, self._pipeline.busy)) is not None:
+            self._planner.timed(load)
         self._delay.committed(result)
         for sequence, event in self._scheduler.advance(result):
             self._take(sequence, event)

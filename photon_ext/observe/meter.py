@@ -20,6 +20,7 @@ from photon_ext.runtime.probe import Phase
 if TYPE_CHECKING:
     from photon_ext.runtime.pipeline import PipelineStats
     from photon_ext.scheduling.scheduler import Scheduler
+    from photon_ext.scheduling.step_times import StepTimes
 
 WINDOW_S = 5.0  # what rates are taken over
 SAMPLE_S = 0.25
@@ -49,6 +50,8 @@ class MeterSnapshot:
             bubble. At depth 1 every step is.
         step_gap_us, step_gap_p99_us: how long the device idled before each of the latest steps,
             median and 99th percentile, microseconds; None unless the engine keeps timing.
+        step_us: what steps like the latest one that was timed take as a rule, microseconds
+            (scheduling.step_times); None before the first.
         gap_count, gap_s: step gaps measured, and their sum in seconds; 0 without timing.
         host_s: seconds of host time by part of the loop's turn: "admit", "plan" (where the loop
             plans; else it is part of launch), "launch", "commit" (with host_wait_s), "finalize"
@@ -86,6 +89,7 @@ class MeterSnapshot:
     device_waits: int
     step_gap_us: float | None
     step_gap_p99_us: float | None
+    step_us: float | None
     gap_count: int
     gap_s: float
     host_s: dict[str, float]
@@ -189,6 +193,8 @@ class Meter:
     Args:
         pipeline: the pipeline's counters.
         scheduler: who holds rows and pages.
+        times: what steps take. Gaps and rates are others than these: a gap lies between two steps,
+            and a rate counts the time without work, too.
         depth, device: for the snapshot.
         enabled: False keeps no host times and no rates: for measuring what the meter costs.
     """
@@ -197,6 +203,7 @@ class Meter:
         self,
         pipeline: PipelineStats,
         scheduler: Scheduler,
+        times: StepTimes,
         depth: int,
         device: str,
         enabled: bool = True,
@@ -204,6 +211,7 @@ class Meter:
         self.clock = PhaseClock() if enabled else StoppedClock()
         self._pipeline = pipeline
         self._scheduler = scheduler
+        self._times = times
         self._depth = depth
         self._device = device
         self._begin_ns = time.perf_counter_ns()
@@ -257,6 +265,7 @@ class Meter:
             device_waits=stats.device_waits,
             step_gap_us=statistics.median(gaps) if gaps else None,
             step_gap_p99_us=percentile(gaps, 0.99) if gaps else None,
+            step_us=self._times.latest_us,
             gap_count=gap_count,
             gap_s=gap_s,
             host_s=self.clock.seconds(),

@@ -91,6 +91,9 @@ class _Collector:
             if us is not None:
                 gaps.add_sample(gaps.name, {"quantile": quantile}, us / 1e6)
         yield gaps
+        if now.step_us is not None:
+            text = "What steps like the latest timed one take as a rule."
+            yield Gauge("photon_step_seconds", text, now.step_us / 1e6)
         yield Gauge("photon_requests_live", "Requests without a final event.", now.live)
         yield Gauge("photon_requests_waiting", "Requests that wait for a row.", now.waiting)
         for name, text in _GAUGES.items():

@@ -10,6 +10,7 @@ from photon_ext.scheduling.range_pool import RangePool
 from photon_ext.scheduling.registry import Registry
 from photon_ext.scheduling.scheduler import RequestStats, Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
+from photon_ext.scheduling.step_times import StepTime, StepTimes
 from photon_ext.scheduling.token_budget import TokenBudget
 
 __all__ = [
@@ -28,5 +29,7 @@ __all__ = [
     "Sequence",
     "SequenceState",
     "ShortestPrompt",
+    "StepTime",
+    "StepTimes",
     "TokenBudget",
 ]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from photon_ext.runtime import Step, StepKey, StepResult
+from photon_ext.runtime import Step, StepResult
+from photon_ext.scheduling.step_times import StepLoad, StepTimes
 
 LEAST_MARGIN_US = 300.0  # before the running step ends: for late wake-ups, and shorter steps
 RELATIVE_MARGIN = 1 / 16  # the same, of the step's time
 LEAST_STEP_US = 2000.0  # behind shorter ones a wait gains little, and its jitter costs more
 LEAST_DELAY_US = 50.0  # less is not worth a sleep
-WEIGHT = 1 / 64  # of a longer time in a smoothed one; a shorter one counts in full
 # What a launch takes, to a bound that one of a hundred exceeds: raised by such a one, and lowered
 # by each other.
 FIRST_LAUNCH_US, RAISED, LOWERED = 200.0, 1.25, 0.9975
@@ -19,28 +19,31 @@ FIRST_LAUNCH_US, RAISED, LOWERED = 200.0, 1.25, 0.9975
 
 class DelayedLaunch:
     """With two steps in flight whoever arrives waits for both. The device needs the second only
-    when the first ends: so its launch is delayed until shortly before, by what others of its key
-    took, if they are timed. A time is rather too short than too long: then a launch is earlier than
-    it had to be, where else the device would wait. A step is taken to begin when the host commits
-    the one before; where that is late, so is the launch, by one margin at most.
+    when the first ends: so its launch is delayed until shortly before, by the least that others of
+    its load took, where steps have events. That is rather too short than too long: then a launch is
+    earlier than it had to be, where else the device would wait. A step is taken to begin when the
+    host commits the one before; where that is late, so is the launch, by one margin at most.
 
-    The margin before the end covers what plan and launch took lately, too. Short steps are followed
-    at once, as are those that nothing is known of, and those with prompts, whose times differ: in a
-    burst the device waited a millisecond behind some of them.
+    The margin before the end covers what plan and launch took lately, too: a bound of launches, and
+    so no time of a step. Short steps are followed at once, as are those that nothing is known of,
+    and those with prompts, whose times differ: in a burst the device waited a millisecond behind
+    some of them.
     """
 
     def __init__(
-        self, enabled: bool = True, clock: Callable[[], int] = time.perf_counter_ns
+        self,
+        times: StepTimes,
+        enabled: bool = True,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`enabled`: False never delays, as where steps run on the cores that the loop needs to
-        wake up in time. `clock`: nanoseconds.
+        """`times`: hears of each commit first. `enabled`: False never delays, as where steps run on
+        the cores that the loop needs to wake up in time. `clock`: nanoseconds.
         """
         self._enabled = enabled
         self._clock = clock
-        self._us: dict[StepKey, float] = {}
-        self._latest: StepKey | None = None  # of the latest step; None: one with prompts
+        self._times = times
+        self._latest: StepLoad | None = None  # of the latest step; None: not to be waited for
         self._begin_ns = 0  # when the latest step began, as far as that can be told
-        self._expected_us = 0.0  # what it takes; 0: that is not known
         self._due_ns: int | None = None  # when the next launch was to begin; None: nobody asked
         self._launch_us = FIRST_LAUNCH_US
 
@@ -48,9 +51,10 @@ class DelayedLaunch:
         """Seconds for which the launch behind the latest step may wait; ask again then. They are
         few, as the step may end before its time. 0: it is to be launched now.
         """
-        expected = self._expected_us
-        if expected < LEAST_STEP_US:
+        known = None if self._latest is None else self._times.known.get(self._latest)
+        if known is None or known.least < LEAST_STEP_US:
             return 0.0
+        expected = known.least
         now = self._clock()
         self._due_ns = now if self._due_ns is None else min(now, self._due_ns)
         margin = LEAST_MARGIN_US + RELATIVE_MARGIN * expected
@@ -70,25 +74,13 @@ class DelayedLaunch:
             longer = now - self._due_ns > 1e3 * self._launch_us
             self._launch_us *= RAISED if longer else LOWERED
             self._due_ns = None
-        self._latest, self._begin_ns = None if step.chunks else step.key, now
-        self._expected_us = self._us.get(step.key, 0.0) if self._latest else 0.0
+        timed = step.span is not None and not step.chunks
+        self._latest, self._begin_ns = StepLoad.of(step) if timed else None, now
 
     def committed(self, result: StepResult) -> None:
         """A step was committed: what is in flight behind it runs."""
         if not self._enabled:
             return
-        self._begin_ns, self._due_ns, step = self._clock(), None, result.step
-        if (
-            step is None
-        ):  # nothing runs: nobody is delayed, and what comes next is late for no launch
-            self._expected_us = 0.0
-            return
-        if step.span is None or step.chunks:
-            return
-        if result.zombies == step.num_rows:  # a step of dead rows alone ends early
-            return
-        us = step.span.length_us()
-        known = self._us.get(step.key, us)
-        self._us[step.key] = us = us if us < known else known + WEIGHT * (us - known)
-        if step.key == self._latest:
-            self._expected_us = us
+        self._begin_ns, self._due_ns = self._clock(), None
+        if result.step is None:  # nothing runs: nobody is delayed, and nothing is late
+            self._latest = None

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import Generic
 
-from photon_ext.runtime import Chunk, Row, StepKind, StepPlan, StepResult
+from photon_ext.runtime import Chunk, Row, StepKind, StepPlan
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.running_set import RunningSet
 from photon_ext.scheduling.pager import Grant, Growth
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, Sink
+from photon_ext.scheduling.step_times import StepLoad
 from photon_ext.scheduling.token_budget import TokenBudget
 
 _NO_GROWTH = Growth()
@@ -97,7 +98,7 @@ class Planner(Generic[Sink]):
         assert victim.row is not None
         return (victim.row,)
 
-    def committed(self, result: StepResult, busy: bool) -> None:
-        """A step was committed; `busy`: the pipeline has rows left. Mixed steps learn from it."""
+    def timed(self, load: StepLoad) -> None:
+        """A step of this load was timed. Mixed steps learn from it."""
         if self._mixed is not None:
-            self._mixed.committed(result, busy)
+            self._mixed.timed(load)

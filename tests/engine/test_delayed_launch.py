@@ -72,7 +72,7 @@ class World(Stepped):
         self.coming: deque[tuple[float, Callable[[], object]]] = deque()
         self.ran: list[Ran] = []
         self.riders: list[tuple[int, int]] = []
-        self.loop._delay = DelayedLaunch(clock=lambda: round(1e3 * self.now))
+        self.loop._delay = DelayedLaunch(self.loop._times, clock=lambda: round(1e3 * self.now))
         self.engine._queue._arrived = Arrivals(self)  # type: ignore[assignment]
         launch, commit = self.pipeline.launch, self.pipeline.commit
         slots = self.pipeline._slots

@@ -16,8 +16,9 @@ from photon_ext.runtime.pipeline import PipelineStats
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.slot import Slot
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import PagePool, Pager
+from photon_ext.scheduling import PagePool, Pager, StepTimes
 from photon_ext.scheduling.scheduler import Scheduler
+from photon_ext.scheduling.step_times import StepLoad
 from photon_ext.testing import StubDevice
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
@@ -149,7 +150,7 @@ class Clock:
 def bare_meter(stats: PipelineStats | None = None) -> tuple[Meter, PipelineStats, Scheduler]:
     stats = stats or PipelineStats()
     scheduler = Scheduler(Pager(PagePool(10), 4), max_rows=4, max_len=64)
-    return Meter(stats, scheduler, 2, "cpu"), stats, scheduler
+    return Meter(stats, scheduler, StepTimes(), 2, "cpu"), stats, scheduler
 
 
 def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(
@@ -234,11 +235,13 @@ def test_pages_of_a_snapshot_are_all_there_are(monkeypatch: pytest.MonkeyPatch) 
 def test_gaps_are_summed_and_the_latest_ones_ranked() -> None:
     meter, stats, _ = bare_meter()
     now = meter.snapshot()
-    assert (now.step_gap_us, now.step_gap_p99_us) == (None, None)
+    assert (now.step_gap_us, now.step_gap_p99_us, now.step_us) == (None, None, None)
     stats.gaps_us.extend(float(us) for us in range(1, 102))
     stats.gap_count, stats.gap_sum_us = 5000, 2e6
+    meter._times.add(StepLoad(8), 2000.0)
+    meter._times.add(StepLoad(8), 2800.0)
     now = meter.snapshot()
-    assert (now.step_gap_us, now.step_gap_p99_us) == (51.0, 100.0)
+    assert (now.step_gap_us, now.step_gap_p99_us, now.step_us) == (51.0, 100.0, 2100.0)
     assert (now.gap_count, now.gap_s) == (5000, 2.0)
     assert meter.gaps_us(since=4998) == [100.0, 101.0]
     assert meter.gaps_us(since=5000) == []

@@ -22,11 +22,12 @@ committed_rows_total zombie_rows_total host_seconds_total host_waits_total host_
 device_waits_total step_gap_seconds requests_live requests_waiting rows_held rows_max pages_held
 pages_cached pages_free prompt_tokens_total prefix_hit_tokens_total preemptions_total timeouts_total
 refusals_total split_steps_total device_constraints_total host_constraints_total automata
-automata_held automata_held_bytes"""
+automata_held automata_held_bytes step_seconds"""
 
 
 def snapshot(**changes: object) -> MeterSnapshot:
-    made = replace(bare_meter()[0].snapshot(), host_s={"admit": 0.5, "commit": 1.25})
+    times = {"admit": 0.5, "commit": 1.25}
+    made = replace(bare_meter()[0].snapshot(), step_us=2500.0, host_s=times)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -62,6 +63,7 @@ def test_values_are_those_of_the_snapshot() -> None:
     assert found["photon_step_gap_seconds", "0.5"] == pytest.approx(3.5e-6)
     assert found["photon_step_gap_seconds", "0.99"] == pytest.approx(9e-6)
     assert found["photon_step_gap_seconds_sum", ""] == 0.25
+    assert found["photon_step_seconds", ""] == 0.0025
     assert found["photon_step_gap_seconds_count", ""] == 9
     assert (found["photon_requests_waiting", ""], found["photon_pages_held", ""]) == (4, 6)
 

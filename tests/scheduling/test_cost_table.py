@@ -4,13 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from photon_ext.scheduling.cost_table import CostTable
+from photon_ext.scheduling.cost_table import RULE, CostTable, Slowdown
+from photon_ext.scheduling.step_times import StepLoad, StepTimes
 
 SHARES = (16, 32, 64, 128)
+LONGER = Slowdown(2.5, sparing=2.5)
 
 
-def table(*times: tuple[int, int, float]) -> CostTable:
-    costs = CostTable(SHARES)
+class Table:
+    """A cost table, and the times that it reads."""
+
+    def __init__(self, shares: tuple[int, ...] = SHARES) -> None:
+        self.times = StepTimes(shares)
+        self.costs = CostTable(self.times)
+
+    def add(self, rows: int, tokens: int, us: float) -> None:
+        """A step has taken `us`."""
+        load = StepLoad(rows, tokens)
+        self.times.add(load, us)
+        self.costs.timed(load)
+
+    def allowed(self, rows: int, slowdown: Slowdown = RULE) -> int:
+        return self.costs.allowed(StepLoad(rows), slowdown)
+
+
+def table(*times: tuple[int, int, float]) -> Table:
+    costs = Table()
     for rows, tokens, us in times:
         costs.add(rows, tokens, us)
     return costs
@@ -111,10 +130,10 @@ def test_a_share_is_tried_again_where_longer_steps_are_allowed() -> None:
     what is allowed as a rule.
     """
     costs = table((8, 0, 100.0), (8, 16, 130.0), (8, 32, 160.0), (8, 64, 240.0), (8, 64, 300.0))
-    assert costs.allowed(8, 2.5) == 32
+    assert costs.allowed(8, LONGER) == 32
     for _ in range(400):
-        costs.add(8, share := costs.allowed(8, 2.5), {32: 160.0, 64: 240.0, 128: 400.0}[share])
-    assert costs.allowed(8, 2.5) == 64
+        costs.add(8, share := costs.allowed(8, LONGER), {32: 160.0, 64: 240.0, 128: 400.0}[share])
+    assert costs.allowed(8, LONGER) == 64
     assert costs.allowed(8) == 32
 
 
@@ -132,15 +151,9 @@ def test_one_slow_step_with_the_smallest_share_does_not_count_for_ever() -> None
     assert shares.count(128) < 5
 
 
-def test_other_numbers_of_tokens_tell_nothing() -> None:
-    """The end of a prompt is cheaper than the share that it was allowed."""
-    costs = table((8, 0, 100.0), (8, 15, 1.0), (8, 17, 1.0))
-    assert costs.allowed(8) == 16
-
-
 def test_where_no_decode_step_runs_two_shares_tell_what_it_would_take() -> None:
     """Prompts without end: 100 us and 2 for each prompt token."""
-    costs = CostTable(SHARES)
+    costs = Table()
     seen = []
     for _ in range(4):
         seen.append(costs.allowed(8))
@@ -151,7 +164,7 @@ def test_where_no_decode_step_runs_two_shares_tell_what_it_would_take() -> None:
 
 
 def test_one_share_alone_is_always_allowed() -> None:
-    costs = CostTable((8,))
+    costs = Table((8,))
     costs.add(4, 8, 900.0)
     costs.add(4, 0, 1.0)
     assert costs.allowed(4) == 8

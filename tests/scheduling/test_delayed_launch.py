@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from photon_ext.runtime import StepKey, StepResult
+from photon_ext.scheduling import StepTimes
 from photon_ext.scheduling.delayed_launch import FIRST_LAUNCH_US, LEAST_MARGIN_US, DelayedLaunch
 
 DECODE = StepKey(8, 0, 0, False)
@@ -26,12 +27,15 @@ class FakeChunk(NamedTuple):
 
 
 class FakeStep(NamedTuple):
-    """What DelayedLaunch reads of a step."""
+    """What DelayedLaunch and StepTimes read of a step, which is its own batch."""
 
     key: StepKey
     span: FakeSpan | None
     chunks: tuple[FakeChunk, ...] = ()
-    num_rows: int = 8
+
+    @property
+    def batch(self) -> FakeStep:
+        return self
 
 
 class Held:
@@ -39,7 +43,8 @@ class Held:
 
     def __init__(self, enabled: bool = True) -> None:
         self.now = 0.0
-        self.hold = DelayedLaunch(enabled, lambda: round(1e3 * self.now))
+        self.times = StepTimes((64,))
+        self.hold = DelayedLaunch(self.times, enabled, lambda: round(1e3 * self.now))
 
     def step(
         self, us: float | None, key: StepKey = DECODE, tokens: int = 0, launch_us: float = 100.0
@@ -52,11 +57,15 @@ class Held:
         step: Any = FakeStep(key, span, chunks)
         self.hold.launched(step)
         self.now += us or 0.0
-        self.hold.committed(StepResult(step, count=8))
+        self.commit(StepResult(step, count=8))
+
+    def commit(self, result: StepResult) -> None:
+        self.times.committed(result, busy=True)
+        self.hold.committed(result)
 
     def launch(self, key: StepKey = DECODE, tokens: int = 0) -> None:
         """One that runs from now on."""
-        step: Any = FakeStep(key, None, (FakeChunk(tokens),) if tokens else ())
+        step: Any = FakeStep(key, FakeSpan(0), (FakeChunk(tokens),) if tokens else ())
         self.hold.launched(step)
 
     def held_us(self) -> float:
@@ -133,7 +142,7 @@ def test_a_step_of_dead_rows_alone_tells_nothing() -> None:
     held.step(8000)
     dead: Any = FakeStep(DECODE, FakeSpan(10))
     held.hold.launched(dead)
-    held.hold.committed(StepResult(dead, zombies=8))
+    held.commit(StepResult(dead, zombies=8))
     held.launch()
     assert held.held_us() > 5000
 
@@ -144,7 +153,7 @@ def test_a_running_step_counts_from_the_commit_of_the_one_before() -> None:
     held.launch()
     held.now += 3000  # the step before still ran for so long
     before: Any = FakeStep(MIXED, None)
-    held.hold.committed(StepResult(before))
+    held.commit(StepResult(before))
     assert held.held_us() == pytest.approx(8000 - margin(8000) - held.hold._launch_us, abs=1)
 
 
@@ -181,7 +190,7 @@ def test_time_without_work_is_no_part_of_what_a_launch_takes() -> None:
     held = Held()
     held.step(8000)
     held.hold.left_s()  # behind the last step, in the turn that finds nothing to launch
-    held.hold.committed(StepResult())
+    held.commit(StepResult())
     assert held.held_us() == 0
     before = held.hold._launch_us
     held.now += 1e6

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +16,18 @@ from photon_ext.runtime.running_set import RunningSet
 from photon_ext.runtime.step_features import StepFeatures
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, TokenBudget
-from photon_ext.scheduling.token_budget import shares_of
+from photon_ext.scheduling.step_times import StepLoad, StepTimes
+from photon_ext.scheduling.token_budget import BACKLOGS, shares_of
 
 KEYS = StepKeys((1, 8, 64), (16, 32, 64), mixed=True)
 
 
 def budget(max_tokens: int | None = None, times: tuple[float, ...] = ()) -> TokenBudget:
     """Of a device whose decode step of 8 rows and less takes 100 us; `times`: with each share."""
-    made = TokenBudget(KEYS, 64, max_tokens)
+    known = StepTimes(KEYS.prefill_buckets)
     for share, us in zip((0, 16, 32, 64), (100.0, *times), strict=False):
-        made._costs.add((8, StepFeatures.NONE), share, us)
-    return made
+        known.add(StepLoad(8, share), us)
+    return TokenBudget(KEYS, 64, known, max_tokens)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +73,18 @@ def test_while_more_than_two_chunks_wait_a_step_may_take_longer() -> None:
     assert budget(times=(140.0, 180.0, 255.0)).prompt_tokens(5, 5, [64, 64, 1]) == 32
 
 
+def test_the_rule_is_that_of_the_design() -> None:
+    text = Path(__file__).parents[2].joinpath("photon_ext", "README.md").read_text()
+    rows = re.findall(r"^ *\| (?:\d+ to|up to|more than) (\d+)[^|]*\| ([^|]*)\|$", text, re.M)
+    told = [
+        (int(most), [float(us) for us in re.findall(r"[\d.]+(?= times)", takes)])
+        for most, takes in rows
+    ]
+    assert told == [(2, [2.0, 2.5]), (16, [2.5]), (16, [])]
+    of_rule = [(most, [*dict.fromkeys(takes or ())]) for most, takes in BACKLOGS]
+    assert of_rule == [*told[:2], (math.inf, [])]
+
+
 def test_beside_decode_rows_it_is_what_the_cost_table_allows_their_bucket() -> None:
     assert budget().prompt_tokens(5, 1, [64]) == 16
     assert budget(times=(120.0,)).prompt_tokens(5, 1, [64]) == 32
@@ -83,7 +99,7 @@ def test_steps_with_adapters_and_with_objects_have_times_of_their_own() -> None:
         *(64, 16, 16)
     ]
     for share, us in ((0, 200.0), (16, 390.0), (32, 501.0)):
-        made._costs.add((8, adapted), share, us)
+        made._costs._times.add(StepLoad(8, share, adapted), us)
     assert [made.prompt_tokens(5, 1, [64], each) for each in (plain, adapted)] == [64, 16]
 
 
@@ -94,7 +110,8 @@ def test_only_where_rows_may_ask_for_features_anybody_is_looked_at() -> None:
         Row(3, 1, (3,), (1,), RowParams(object_values=2)),
     )
     assert budget().features(rows, ()) is StepFeatures.NONE
-    made = TokenBudget(replace(KEYS, features=StepFeatures.LORA | StepFeatures.SPATIAL), 64)
+    keys = replace(KEYS, features=StepFeatures.LORA | StepFeatures.SPATIAL)
+    made = TokenBudget(keys, 64, StepTimes(KEYS.prefill_buckets))
     each = [StepFeatures.NONE, StepFeatures.LORA, StepFeatures.SPATIAL]
     assert [made.features((row,)) for row in rows] == each
     assert made.features(rows[:1], rows[1:]) is StepFeatures.LORA | StepFeatures.SPATIAL

@@ -1,7 +1,8 @@
-"""Which steps are timed, how, and what the cost table hears of them."""
+"""Which steps are timed, how, and what is known of them then."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,21 +12,20 @@ from photon_ext.runtime import Pipeline, StepPlan
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Chunk
 from photon_ext.runtime.step_features import StepFeatures
-from photon_ext.scheduling.cost_table import CostTable
-from photon_ext.scheduling.step_timer import EVERY, StepTimer
+from photon_ext.scheduling.step_times import EVERY, StepLoad, StepTimes
 from photon_ext.testing.stub import StubDevice
 
 
-class Heard(CostTable):
-    """Notes what it is told."""
+class Heard(StepTimes):
+    """Notes what was timed."""
 
-    def __init__(self) -> None:
-        super().__init__((4,))
-        self.times: list[tuple[object, int, float]] = []
+    def __init__(self, clock: Callable[[], int]) -> None:
+        super().__init__((1, 2, 4), clock)
+        self.times: list[tuple[int, int, float]] = []
 
-    def add(self, rows: Any, tokens: int, us: float) -> None:
-        count, features = rows
-        self.times.append((rows if features else count, tokens, us))
+    def add(self, load: StepLoad, us: float) -> None:
+        super().add(load, us)
+        self.times.append((load.decode_rows, load.prompt_tokens, us))
 
 
 class FakeSpan:
@@ -42,9 +42,8 @@ class Timed:
 
     def __init__(self, spans: bool) -> None:
         self.now = 0.0
-        self.heard = Heard()
+        self.heard = Heard(lambda: round(1e3 * self.now))
         self.spans: list[FakeSpan] | None = [] if spans else None
-        self.timer = StepTimer(self.heard, lambda: round(1e3 * self.now))
         self.pipe = Pipeline(
             StubDevice(9, depth=1), lambda step: None, vocab_size=32, chunk=16, lora_slots=2
         )
@@ -60,7 +59,7 @@ class Timed:
             self.spans.append(FakeSpan(us))
             step: Any = result.step
             step.span = self.spans[-1]
-        self.timer.committed(result, self.pipe.busy)
+        self.heard.committed(result, self.pipe.busy)
 
 
 @pytest.mark.parametrize("spans", [True, False])
@@ -80,20 +79,41 @@ def test_steps_with_adapters_are_told_as_such_also_where_a_prompt_alone_has_one(
     timed.step(7.0, Chunk(adapted, 1))
     timed.step(7.5, Chunk(adapted, 2))
     timed.step(8.0)
-    rows = [(count, StepFeatures.LORA) for count in (1, 1, 8)]
-    assert timed.heard.times == list(zip(rows, (1, 2, 0), (7.0, 7.5, 8.0), strict=True))
+    usual = {load: known.usual for load, known in timed.heard.known.items()}
+    loads = [StepLoad(*load, StepFeatures.LORA) for load in ((1, 1), (1, 2), (8, 0))]
+    assert usual == dict(zip(loads, (7.0, 7.5, 8.0), strict=True))
+    assert timed.heard.latest_us == 8.0
 
 
-@pytest.mark.parametrize("spans", [True, False])
-def test_of_decode_steps_of_the_same_rows_few_are_timed(spans: bool) -> None:
-    timed = Timed(spans)
+def test_prompt_tokens_that_are_no_budget_tell_nothing() -> None:
+    """The end of a prompt is cheaper than the budget that it was allowed."""
+    for spans in (True, False):
+        timed = Timed(spans)
+        plain, long = timed.row(1), timed.row(9)
+        timed.step(5.0, Chunk(plain, 1))
+        timed.step(7.0, Chunk(long, 3))
+        timed.step(7.0, Chunk(long, 2))
+        assert timed.heard.times == [(1, 2, 7.0)]
+        assert sum(span.reads for span in timed.spans or ()) == spans
+
+
+def test_the_least_falls_at_once_and_the_most_rises_at_once() -> None:
+    times, load = StepTimes(), StepLoad(8)
+    for us in (800.0, 1600.0, 0.0):
+        times.add(load, us)
+    known = times.known[load]
+    assert (known.least, known.usual, known.most) == (0.0, 787.5, 1400.0)
+    times.add(load, 64.0)
+    assert known.least == 1.0
+
+
+def test_of_decode_steps_of_the_same_rows_the_clock_times_few() -> None:
+    timed = Timed(spans=False)
     row = timed.row(1)
     timed.step(5.0, Chunk(row, 1))
     for _ in range(2 * EVERY + 1):
         timed.step(3.0)
     assert timed.heard.times == [(1, 0, 3.0)] * 3
-    if timed.spans is not None:
-        assert sum(span.reads for span in timed.spans) == 3
     long = timed.row(4)
     timed.step(4.0, Chunk(long, 2))
     timed.step(6.0)
@@ -121,5 +141,5 @@ def test_a_step_whose_rows_had_all_ended_tells_nothing() -> None:
     assert timed.pipe.launch() is not None
     timed.pipe.abort(row)
     result = timed.pipe.commit()
-    timed.timer.committed(result, timed.pipe.busy)
+    assert timed.heard.committed(result, timed.pipe.busy) is None
     assert timed.heard.times == []
