@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,20 +24,20 @@ class NamedSchema(Fields):
     strict: bool | None = None
 
 
-class TextFormat(Fields):
-    type: Literal["text"]
+class ResponseFormat(Fields):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
 
-
-class ObjectFormat(Fields):
-    type: Literal["json_object"]
-
-
-class SchemaFormat(Fields):
-    type: Literal["json_schema"]
-    json_schema: NamedSchema
-
-
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+    def asked_schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the answer; None: it is any text. Raises ApiError."""
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise bad_request(
+                "response_format has the type 'json_schema' and a json_schema, or neither",
+                "response_format.json_schema",
+            )
+        if self.json_schema is not None:
+            return self.json_schema.schema_
+        return _ANY_OBJECT if self.type == "json_object" else None
 
 
 class FormFields(Fields):
@@ -50,12 +50,10 @@ class FormFields(Fields):
 
     def form(self) -> dict[str, Any]:
         """Keywords of SamplingParams; {}: any text will do. Raises ApiError."""
-        values = {"regex": self.regex, "choice": self.choice, "grammar": self.grammar}
-        given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-        if isinstance(self.response_format, ObjectFormat):
-            given["json_schema"] = _ANY_OBJECT
-        elif isinstance(self.response_format, SchemaFormat):
-            given["json_schema"] = self.response_format.json_schema.schema_
+        schema = None if self.response_format is None else self.response_format.asked_schema()
+        values = {"json_schema": schema, "regex": self.regex, "choice": self.choice}
+        values["grammar"] = self.grammar
+        given = {name: value for name, value in values.items() if value is not None}
         if len(given) > 1:
             told = " and ".join(given).replace("json_schema", "response_format")
             raise bad_request(f"{told} are given; give one of them", "response_format")
