@@ -89,10 +89,7 @@ def _prompt(arguments: argparse.Namespace) -> Prompt:
         return str(text)
     if arguments.raw:
         raise RequestError("--system needs the chat template, which --raw leaves out; drop one")
-    return [
-        {"role": "system", "content": arguments.system},
-        {"role": "user", "content": text},
-    ]
+    return [{"role": "system", "content": arguments.system}, {"role": "user", "content": text}]
 
 
 def _read_stdin() -> str:

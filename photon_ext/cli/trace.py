@@ -61,11 +61,7 @@ def trace(arguments: argparse.Namespace) -> Traced:
         )
     _check_directory(Path(arguments.out))
     prompts = [given[index % len(given)] for index in range(max(arguments.batch, len(given)))]
-    options = {
-        "depth": arguments.depth,
-        "max_rows": len(prompts),
-        "backend": arguments.backend,
-    }
+    options = {"depth": arguments.depth, "max_rows": len(prompts), "backend": arguments.backend}
     EngineOptions(**options)  # a wrong option shows before the model is loaded
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
     config, weights, tokenizer = load_model(

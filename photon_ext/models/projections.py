@@ -84,11 +84,7 @@ def layer_projections(config: ModelConfig) -> dict[str, ProjectionShape]:
 
 
 def _shape(
-    part: str,
-    rows: Mapping[str, int],
-    k: int,
-    bias: bool,
-    epilogue: Epilogue = Epilogue.STORE,
+    part: str, rows: Mapping[str, int], k: int, bias: bool, epilogue: Epilogue = Epilogue.STORE
 ) -> ProjectionShape:
     """What adds to the residual reads what the layer has made; the others normalize it."""
     modules = tuple(f"{part}.{name}" for name in rows)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,14 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("chat")
     save_with_template(folder)
     return str(folder)
+
+
+@pytest.fixture
+def generate(capsys: pytest.CaptureFixture[str], model: str) -> Callable[..., tuple[int, str, str]]:
+    """Runs `photon-ext generate` with the tiny model: exit code, stdout, stderr."""
+    from tests.cli.command import run
+
+    return partial(run, capsys, "generate", "--model", model, "--device", "cpu")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import builtins
 import importlib.util
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from photon_ext.cli import chat
 from tests.cli.command import run
 
 Messages = list[dict[str, str]]
-OPTIONS = ("--device", "cpu", "--max-new-tokens", "4")
+Talk = Callable[..., tuple[int, str, str]]
+FOUR = ("--max-new-tokens", "4")
 
 
 @pytest.fixture
@@ -33,89 +34,68 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Messages]:
     return seen
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
-    """What the user types, line by line; then Ctrl-D."""
-    rest: Iterator[str | type[BaseException]] = iter(lines)
+@pytest.fixture
+def talk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, chat_model: str
+) -> Talk:
+    """Runs `photon-ext chat` with what the user types, line by line; then Ctrl-D."""
 
-    def read(prompt: str = "") -> str:
-        line = next(rest, EOFError)
-        if isinstance(line, str):
-            return line
-        raise line
+    def run_chat(*lines: str | type[BaseException], options: Sequence[str] = FOUR) -> Any:
+        rest: Iterator[str | type[BaseException]] = iter(lines)
 
-    monkeypatch.setattr(builtins, "input", read)
+        def read(prompt: str = "") -> str:
+            line = next(rest, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr(builtins, "input", read)
+        return run(capsys, "chat", "--model", chat_model, "--device", "cpu", *options)
+
+    return run_chat
 
 
-def test_each_turn_sees_those_before(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    chat_model: str,
-    asked: list[Messages],
-) -> None:
-    typed(monkeypatch, "w5 w6", "", "w7", "/exit", "w8")
-    code, out, err = run(capsys, "chat", "--model", chat_model, "--system", "w9", *OPTIONS)
+def test_each_turn_sees_those_before(talk: Talk, asked: list[Messages]) -> None:
+    code, out, err = talk("w5 w6", "", "w7", "/exit", "w8", options=("--system", "w9", *FOUR))
     assert (code, err) == (0, "")
     first, second = out.splitlines()
-    assert asked == [
-        [{"role": "system", "content": "w9"}, {"role": "user", "content": "w5 w6"}],
-        [
-            {"role": "system", "content": "w9"},
-            {"role": "user", "content": "w5 w6"},
-            {"role": "assistant", "content": first},
-            {"role": "user", "content": "w7"},
-        ],
-    ]
+    begun = [{"role": "system", "content": "w9"}, {"role": "user", "content": "w5 w6"}]
+    answered = {"role": "assistant", "content": first}
+    assert asked == [begun, [*begun, answered, {"role": "user", "content": "w7"}]]
     assert len(second.split()) == 4
 
 
 def test_a_new_chat_forgets_the_turns_and_keeps_the_system_message(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    chat_model: str,
-    asked: list[Messages],
+    talk: Talk, asked: list[Messages]
 ) -> None:
-    typed(monkeypatch, "w5", "/new", "w6")
-    code, _, _ = run(capsys, "chat", "--model", chat_model, "--system", "w9", *OPTIONS)
+    code, _, _ = talk("w5", "/new", "w6", options=("--system", "w9", *FOUR))
     assert code == 0
-    assert [[message["content"] for message in turn] for turn in asked] == [
-        ["w9", "w5"],
-        ["w9", "w6"],
-    ]
+    contents = [[message["content"] for message in turn] for turn in asked]
+    assert contents == [["w9", "w5"], ["w9", "w6"]]
 
 
-def test_commands_are_not_sent_to_the_model(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    chat_model: str,
-    asked: list[Messages],
-) -> None:
-    typed(monkeypatch, "/help", "/quit now", "/etc/w5 w6", "//help w7")
-    code, _, err = run(capsys, "chat", "--model", chat_model, *OPTIONS)
+def test_commands_are_not_sent_to_the_model(talk: Talk, asked: list[Messages]) -> None:
+    code, _, err = talk("/help", "/quit now", "/etc/w5 w6", "//help w7")
     assert code == 0
     assert err.splitlines() == [chat.HELP, f"there is no command '/quit'; {chat.HELP}"]
     assert [turn[-1]["content"] for turn in asked] == ["/etc/w5 w6", "/help w7"]
 
 
 def test_on_a_terminal_lines_are_edited_and_loading_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, chat_model: str
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, chat_model: str
 ) -> None:
-    typed(monkeypatch)
     monkeypatch.setattr(chat, "_is_terminal", lambda: True)
     monkeypatch.delitem(sys.modules, "readline", raising=False)
-    code, _, err = run(capsys, "chat", "--model", chat_model, *OPTIONS)
+    code, _, err = talk()
     assert (code, err) == (0, f"{chat.HELP}\n")
     assert "readline" in sys.modules or importlib.util.find_spec("readline") is None
-    capsys.readouterr()
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    code, _, err = run(capsys, "chat", "--model", chat_model, *OPTIONS)
+    code, _, err = talk()
     assert (code, err) == (0, f"loading {chat_model} ...\n{chat.HELP}\n")
 
 
 def test_ctrl_c_ends_the_answer_and_the_chat_goes_on(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    chat_model: str,
-    asked: list[Messages],
+    talk: Talk, monkeypatch: pytest.MonkeyPatch, asked: list[Messages]
 ) -> None:
     pieces: list[str] = []
     say = chat.say
@@ -127,10 +107,7 @@ def test_ctrl_c_ends_the_answer_and_the_chat_goes_on(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(chat, "say", interrupted)
-    typed(monkeypatch, "w5", KeyboardInterrupt, "w6")
-    code, _, err = run(
-        capsys, "chat", "--model", chat_model, "--device", "cpu", "--max-new-tokens", "200"
-    )
+    code, _, err = talk("w5", KeyboardInterrupt, "w6", options=("--max-new-tokens", "200"))
     assert code == 0
     assert chat.HELP in err  # Ctrl-C where nothing is answered says what ends the chat
     kept = asked[1][1]["content"]
@@ -139,14 +116,8 @@ def test_ctrl_c_ends_the_answer_and_the_chat_goes_on(
     assert [message["role"] for message in asked[1]] == ["user", "assistant", "user"]
 
 
-def test_what_does_not_fit_is_said_and_leaves_no_turn(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    chat_model: str,
-    asked: list[Messages],
-) -> None:
-    typed(monkeypatch, "w5 " * 20, "w6 w7")
-    code, out, err = run(capsys, "chat", "--model", chat_model, "--max-len", "6", "--device", "cpu")
+def test_what_does_not_fit_is_said_and_leaves_no_turn(talk: Talk, asked: list[Messages]) -> None:
+    code, out, err = talk("w5 " * 20, "w6 w7", options=("--max-len", "6"))
     assert code == 0
     refused, full = err.splitlines()
     assert refused.startswith("photon-ext chat: the prompt has 21 tokens and the context holds 6")
@@ -156,9 +127,7 @@ def test_what_does_not_fit_is_said_and_leaves_no_turn(
     assert len(out.split()) == 4
 
 
-def test_a_wrong_option_is_told_in_one_line(
-    capsys: pytest.CaptureFixture[str], chat_model: str
-) -> None:
-    code, out, err = run(capsys, "chat", "--model", chat_model, "--temperature", "-1")
+def test_a_wrong_option_is_told_in_one_line(talk: Talk) -> None:
+    code, out, err = talk(options=("--temperature", "-1"))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "temperature is -1.0" in err

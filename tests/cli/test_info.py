@@ -13,21 +13,14 @@ import pytest
 from photon_ext import _build_info
 from tests.cli.command import blocked_torch, entries, run, run_process
 
+NO_TORCH = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')"
+
 
 def test_info_names_versions_devices_kernels_and_gaps(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "info")
     assert (code, err) == (0, "")
-    for part in (
-        "photon_ext ",
-        "torch ",
-        "build:",
-        "devices:",
-        "kernel threads",
-        "kernels:",
-        "cuda:",
-        "missing:",
-    ):
-        assert part in out
+    parts = "photon_ext ", "torch ", "build:", "devices:", "kernel threads", "kernels:", "cuda:"
+    assert all(part in out for part in (*parts, "missing:"))
 
 
 def test_info_without_cuda_calls_it_none_and_optional(
@@ -43,9 +36,8 @@ def test_info_without_cuda_calls_it_none_and_optional(
     assert "cuda_archs: none" in lines
     missing = lines[lines.index("missing:") :]
     assert any(line.startswith("for a GPU: the CUDA kernels") for line in missing)
-    assert all(
-        line.startswith("for a GPU: ") for line in missing if "CUDA" in line or "GPU" in line
-    )
+    of_gpus = [line for line in missing if "CUDA" in line or "GPU" in line]
+    assert all(line.startswith("for a GPU: ") for line in of_gpus)
 
 
 def test_info_advises_no_toolkit_where_there_is_one(
@@ -55,21 +47,18 @@ def test_info_advises_no_toolkit_where_there_is_one(
     monkeypatch.setattr(
         shutil, "which", lambda name: name if name.startswith(str(tmp_path)) else None
     )
-    again = "PHOTON_CUDA=1 python setup.py build_ext --inplace\n"
-    assert (
-        f"for a GPU: the CUDA kernels; install the CUDA toolkit (nvcc), then {again}"
-        in run(capsys, "info")[1]
-    )
+    begin = "for a GPU: the CUDA kernels;"
+    again = "PHOTON_CUDA=1 python setup.py build_ext --inplace"
+    told = f"{begin} install the CUDA toolkit (nvcc), then {again}\n"
+    assert told in run(capsys, "info")[1]
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    assert (
-        f"for a GPU: the CUDA kernels; {tmp_path}/bin/nvcc is there, so build again: {again}"
-        in run(capsys, "info")[1]
-    )
+    told = f"{begin} {tmp_path}/bin/nvcc is there, so build again: {again}\n"
+    assert told in run(capsys, "info")[1]
 
 
 @pytest.mark.parametrize("entry", entries())
 def test_without_torch_it_says_so(entry: str, tmp_path: Path) -> None:
-    blocked_torch(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    blocked_torch(tmp_path, NO_TORCH)
     done = run_process(entry, tmp_path, "info")
     assert (done.returncode, done.stderr) == (0, "")
     missing = done.stdout[done.stdout.index("missing:") :]
@@ -79,7 +68,7 @@ def test_without_torch_it_says_so(entry: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", entries())
 def test_without_torch_other_commands_say_what_to_do(entry: str, tmp_path: Path) -> None:
-    blocked_torch(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    blocked_torch(tmp_path, NO_TORCH)
     done = run_process(entry, tmp_path, "generate", "hello")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("photon-ext generate: torch is not installed")
@@ -89,12 +78,8 @@ def test_without_torch_other_commands_say_what_to_do(entry: str, tmp_path: Path)
 
 @pytest.mark.parametrize("entry", entries())
 def test_ctrl_c_while_torch_is_imported_is_one_line(entry: str, tmp_path: Path) -> None:
-    program = """
-import os, signal, time
-os.kill(os.getpid(), signal.SIGINT)
-time.sleep(60)
-"""
-    blocked_torch(tmp_path, program)
+    interrupt = "os.kill(os.getpid(), signal.SIGINT)"
+    blocked_torch(tmp_path, f"import os, signal, time\n{interrupt}\ntime.sleep(60)\n")
     for arguments in (("info",), ("generate", "hello"), ("chat",)):
         done = run_process(entry, tmp_path, *arguments)
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
@@ -102,17 +87,10 @@ time.sleep(60)
 
 @pytest.mark.parametrize("entry", entries())
 def test_a_plan_needs_no_torch(entry: str, tmp_path: Path) -> None:
-    blocked_torch(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
-    sizes = {
-        "hidden_size": 576,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "vocab_size": 49152,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 2048,
-    }
+    blocked_torch(tmp_path, NO_TORCH)
+    sizes = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9}
+    sizes |= {"num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152}
+    sizes |= {"rms_norm_eps": 1e-5, "max_position_embeddings": 2048}
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))

@@ -20,70 +20,39 @@ from tests.cli.command import environment, run
 FILES = {"trace.json", "timeline.html", "summary.txt", "summary.json"}
 
 
+def on(model: str, out: Path) -> tuple[str, ...]:
+    """A trace on a CPU, with its files in `out`."""
+    return "trace", "--out", str(out), "--model", model, "--device", "cpu"
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_it_writes_what_it_says_and_prints_the_summary(
     depth: int, capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "made" / "here"
-    options = (
-        "--model",
-        model,
-        "--device",
-        "cpu",
-        "--depth",
-        str(depth),
-        "--batch",
-        "3",
-        "--max-new-tokens",
-        "9",
-        "--prompt",
-        "w5 w6",
-    )
-    code, printed, _ = run(capsys, "trace", "--out", str(out), *options)
+    options = "--depth", str(depth), "--batch", "3", "--max-new-tokens", "9"
+    code, printed, _ = run(capsys, *on(model, out), *options, "--prompt", "w5 w6")
     assert code == 0
     expected = FILES | ({"timeline.png"} if has_matplotlib() else set())
     assert {path.name for path in out.iterdir()} == expected
     text = (out / "summary.txt").read_text()
     assert text in printed
-    assert all(
-        part in text
-        for part in (
-            "steady",
-            "active",
-            "step gap",
-            "zombies",
-            "clocks agree",
-            "effective bandwidth",
-        )
-    )
+    told = "steady", "active", "step gap", "zombies", "clocks agree", "effective bandwidth"
+    assert all(part in text for part in told)
     assert all(str(out / name) in printed for name in expected)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["zombies"]["rows"] >= 9  # of three requests that take up to nine steps
     assert summary["excluded"][0]["step"] == 0, "the steps of the warm-up are not counted"
     config, weights, _ = load_model(model)
-    most = (
-        config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5
-    )  # of three rows, eight steps that attend to 3 .. 10 tokens
+    # of three rows, eight steps that attend to 3 .. 10 tokens
+    most = config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5
     assert 0 < summary["bytes_per_step"] - weights.bytes_per_step <= most
     assert " of keys and values (mean)" in text
 
 
 def test_a_path_that_the_output_cannot_spell_is_no_crash(model: str, tmp_path: Path) -> None:
     out = tmp_path / "\u00e4"
-    line = [
-        sys.executable,
-        "-m",
-        "photon_ext",
-        "trace",
-        "--out",
-        str(out),
-        "--model",
-        model,
-        "--device",
-        "cpu",
-        "--prompt",
-        "w5",
-    ]
+    line = [sys.executable, "-m", "photon_ext", *on(model, out), "--prompt", "w5"]
     spelled = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C.UTF-8")
     done = subprocess.run(line, env=spelled, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -109,18 +78,7 @@ def test_without_matplotlib_everything_else_is_written(
 ) -> None:
     for module in ("photon_ext.observe.render.save", "photon_ext.cli.trace"):
         monkeypatch.setattr(f"{module}.has_matplotlib", lambda: False)
-    code, _, err = run(
-        capsys,
-        "trace",
-        "--out",
-        str(tmp_path),
-        "--model",
-        model,
-        "--device",
-        "cpu",
-        "--prompt",
-        "w5",
-    )
+    code, _, err = run(capsys, *on(model, tmp_path), "--prompt", "w5")
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert "no timeline.png: matplotlib is not installed (pip install matplotlib)" in err
@@ -165,9 +123,7 @@ def test_a_file_in_the_way_is_told_before_the_work_and_nothing_is_left(
     capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
 ) -> None:
     (tmp_path / "timeline.png").mkdir()
-    code, printed, err = run(
-        capsys, "trace", "--out", str(tmp_path), "--model", model, "--device", "cpu"
-    )
+    code, printed, err = run(capsys, *on(model, tmp_path))
     assert (code, printed) == (2, "")
     assert "timeline.png" in err
     assert "name a directory that can be written" in err

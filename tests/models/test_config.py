@@ -76,21 +76,12 @@ def test_named_shapes_read_the_published_bytes(
 def test_hf_config_reads_what_transformers_writes(name: str) -> None:
     model = tiny_model(name)
     config = hf_config(json.loads(model.config.to_json_string()))
-    assert (config.hidden, config.layers, config.vocab) == (
-        model.config.hidden_size,
-        3,
-        model.config.vocab_size,
-    )
-    assert (config.q_heads, config.kv_heads) == (
-        model.config.num_attention_heads,
-        model.config.num_key_value_heads,
-    )
-    assert (config.head_dim, config.intermediate) == (
-        model.config.head_dim,
-        model.config.intermediate_size,
-    )
-    assert config.tied_embeddings == model.config.tie_word_embeddings
-    assert config.qk_norm == (model.config.model_type == "qwen3")
+    theirs = model.config
+    sizes = theirs.hidden_size, 3, theirs.num_attention_heads, theirs.num_key_value_heads
+    sizes += theirs.head_dim, theirs.intermediate_size, theirs.vocab_size
+    assert sizes == tuple(vars(config).values())[1:8]
+    assert config.tied_embeddings == theirs.tie_word_embeddings
+    assert config.qk_norm == (theirs.model_type == "qwen3")
     assert config.eos_ids == (2,)
 
 
@@ -131,9 +122,8 @@ def test_older_rope_spelling_means_the_same() -> None:
     scaling = {
         key: value for key, value in LLAMA3_ROPE.items() if key not in ("rope_theta", "rope_type")
     }
-    older = hf_config(
-        {**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}}
-    )
+    scaling["type"] = "llama3"
+    older = hf_config({**LLAMA, "rope_theta": 10000.0, "rope_scaling": scaling})
     assert older == hf_config({**LLAMA, "rope_parameters": LLAMA3_ROPE})
     assert older.rope_scaling.kind is RopeScalingKind.LLAMA3
 
@@ -142,22 +132,12 @@ def test_rope_scaling_counts_where_a_file_has_rope_parameters_too() -> None:
     """transformers 5 writes the latter; the former is what people are told to add to stretch a
     model's context.
     """
-    both = hf_config(
-        {
-            **LLAMA,
-            "rope_parameters": {"rope_theta": 500.0},
-            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        }
-    )
+    linear, yarn = ({"rope_type": name, "factor": 2.0} for name in ("linear", "yarn"))
+    fields = {**LLAMA, "rope_parameters": {"rope_theta": 500.0}}
+    both = hf_config({**fields, "rope_scaling": linear})
     assert both.rope_scaling == RopeScaling(RopeScalingKind.LINEAR, factor=2.0)
     with pytest.raises(ModelError, match="'yarn' is not supported"):
-        hf_config(
-            {
-                **LLAMA,
-                "rope_parameters": LLAMA3_ROPE,
-                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
-            }
-        )
+        hf_config({**fields, "rope_parameters": LLAMA3_ROPE, "rope_scaling": yarn})
 
 
 @pytest.mark.parametrize(
@@ -192,19 +172,9 @@ def test_gguf_frequency_factors_carry_llama3_scaling() -> None:
 
 def test_metadata_config() -> None:
     config = metadata_config(GGUF, tied=True, source="m.gguf")
-    assert config == ModelConfig(
-        Family.QWEN3,
-        64,
-        2,
-        4,
-        2,
-        32,
-        96,
-        70,
-        tied_embeddings=True,
-        max_positions=512,
-        eos_ids=(5, 6),
-    )
+    sizes = 64, 2, 4, 2, 32, 96, 70
+    others = {"tied_embeddings": True, "max_positions": 512, "eos_ids": (5, 6)}
+    assert config == ModelConfig(Family.QWEN3, *sizes, **others)
 
 
 @pytest.mark.parametrize(
@@ -254,16 +224,10 @@ def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) ->
         ({"qwen3.rope.scaling.type": 5}, "qwen3.rope.scaling.type is 5, expected a text"),
         (
             {"qwen3.rope.scaling.factor": -2.0},
-            "qwen3.rope.scaling.factor is -2.0, expected a finite number above 0",
+            r"scaling\.factor is -2\.0, expected a finite number",
         ),
-        (
-            {"qwen3.rope.scaling.factor": False},
-            "qwen3.rope.scaling.factor is False, expected a finite number above 0",
-        ),
-        (
-            {"qwen3.rope.scale_linear": math.inf},
-            "qwen3.rope.scale_linear is inf, expected a finite number above 0",
-        ),
+        ({"qwen3.rope.scaling.factor": False}, r"scaling\.factor is False, expected a finite num"),
+        ({"qwen3.rope.scale_linear": math.inf}, "scale_linear is inf, expected a finite number ab"),
         ({"qwen3.block_count": 0}, "qwen3.block_count is 0"),
     ],
 )
@@ -318,22 +282,18 @@ def test_gguf_frequency_factors_stand_beside_a_linear_factor_of_one(change: dict
 
 def test_gguf_frequency_factors_and_a_linear_factor_together_are_refused() -> None:
     for change in ({"qwen3.rope.scaling.factor": 2.0}, {"qwen3.rope.scale_linear": 2.0}):
-        with pytest.raises(
-            ModelError,
-            match=r"m\.gguf: linear rope scaling by 2\.0 and a rope_freqs\.weight tensor together "
-            r"are not supp",
-        ):
-            metadata_config(
-                {**GGUF, **change}, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf"
-            )
+        told = (
+            r"m\.gguf: linear rope scaling by 2\.0 and a rope_freqs\.weight tensor together are n"
+        )
+        fields = {**GGUF, **change}
+        with pytest.raises(ModelError, match=told):
+            metadata_config(fields, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf")
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_gguf_frequency_factors_that_are_no_divisors_are_refused(value: float) -> None:
-    with pytest.raises(
-        ModelError,
-        match=rf"m\.gguf: rope_freqs\.weight holds {value} at 15, expected finite numbers above 0",
-    ):
+    told = rf"m\.gguf: rope_freqs\.weight holds {value} at 15, expected finite numbers above 0"
+    with pytest.raises(ModelError, match=told):
         metadata_config(GGUF, tied=True, rope_factors=(*FACTORS, value), source="m.gguf")
 
 
@@ -345,25 +305,17 @@ def test_with_eos_adds_without_duplicates() -> None:
 @pytest.mark.parametrize("value", [1e-300, 1e-46, 1e300])
 def test_constants_that_float32_cannot_hold_are_refused(value: float) -> None:
     """1e-300 became 0, and every frequency infinite."""
-    with pytest.raises(
-        ModelError,
-        match=rf"rope_theta is {re.escape(str(value))}, expected a finite number above 0",
-    ):
+    told = rf"is {re.escape(str(value))}, expected a finite number above 0"
+    with pytest.raises(ModelError, match=f"rope_theta {told}"):
         hf_config({**LLAMA, "rope_theta": value})
-    with pytest.raises(
-        ModelError,
-        match=rf"qwen3\.rope\.freq_base is {re.escape(str(value))}, expected a finite number above "
-        r"0",
-    ):
+    with pytest.raises(ModelError, match=rf"qwen3\.rope\.freq_base {told}"):
         metadata_config({**GGUF, "qwen3.rope.freq_base": value}, tied=True, source="m.gguf")
 
 
 def test_a_theta_whose_angles_are_infinite_is_refused() -> None:
     config = hf_config({**LLAMA, "rope_theta": 1e-37, "head_dim": 256}, "some/config.json")
-    with pytest.raises(
-        ModelError,
-        match=r"some/config\.json: rope_theta 1e-37 and .* make angles beyond float32 at 100000 p",
-    ):
+    told = r"some/config\.json: rope_theta 1e-37 and .* make angles beyond float32 at 100000 p"
+    with pytest.raises(ModelError, match=told):
         rope_tables(config, 100_000, "cpu")
 
 

@@ -5,7 +5,6 @@ names it; nothing else ever comes out.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,79 +20,25 @@ from photon_ext.models.loading.loader import load_model
 from tests.models.tiny import LLAMA3_ROPE, VOCAB, saved_tiny_model, tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
-JUNK = [
-    None,
-    0,
-    -1,
-    -64,
-    10**15,
-    10**400,
-    1.5,
-    float("inf"),
-    float("nan"),
-    True,
-    "",
-    "x",
-    "64",
-    [],
-    [{}],
-    ["x"],
-    {},
-    {"x": 1},
-]
+JUNK: list[Any] = [None, 0, -1, -64, 10**15, 10**400, 1.5, float("inf"), float("nan"), True]
+JUNK += ["", "x", "64", [], [{}], ["x"], {}, {"x": 1}]
 CONFIG_KEYS = [
-    "architectures",
-    "attention_bias",
-    "dtype",
-    "eos_token_id",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "intermediate_size",
-    "layer_types",
-    "max_position_embeddings",
-    "mlp_bias",
-    "model_type",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "partial_rotary_factor",
-    "quantization_config",
-    "rms_norm_eps",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "sliding_window",
-    "tie_word_embeddings",
-    "vocab_size",
+    *("architectures", "attention_bias", "dtype", "eos_token_id", "head_dim", "hidden_act"),
+    *("hidden_size", "intermediate_size", "layer_types", "max_position_embeddings", "mlp_bias"),
+    *("model_type", "num_attention_heads", "num_hidden_layers", "num_key_value_heads"),
+    *("partial_rotary_factor", "quantization_config", "rms_norm_eps", "rope_parameters"),
+    *("rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "vocab_size"),
 ]
 GGUF_KEYS = [
-    "general.architecture",
-    "general.file_type",
-    "llama.attention.head_count",
-    "llama.attention.head_count_kv",
-    "llama.attention.key_length",
-    "llama.attention.layer_norm_rms_epsilon",
-    "llama.attention.value_length",
-    "llama.block_count",
-    "llama.context_length",
-    "llama.embedding_length",
-    "llama.expert_count",
-    "llama.feed_forward_length",
-    "llama.rope.dimension_count",
-    "llama.rope.freq_base",
-    "llama.rope.scale_linear",
-    "llama.rope.scaling.factor",
-    "llama.rope.scaling.type",
-    "llama.vocab_size",
-    "tokenizer.chat_template",
-    "tokenizer.ggml.add_bos_token",
-    "tokenizer.ggml.bos_token_id",
-    "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.merges",
-    "tokenizer.ggml.model",
-    "tokenizer.ggml.pre",
-    "tokenizer.ggml.token_type",
+    *("general.architecture", "general.file_type", "llama.attention.head_count"),
+    *("llama.attention.head_count_kv", "llama.attention.key_length"),
+    *("llama.attention.layer_norm_rms_epsilon", "llama.attention.value_length"),
+    *("llama.block_count", "llama.context_length", "llama.embedding_length", "llama.expert_count"),
+    *("llama.feed_forward_length", "llama.rope.dimension_count", "llama.rope.freq_base"),
+    *("llama.rope.scale_linear", "llama.rope.scaling.factor", "llama.rope.scaling.type"),
+    *("llama.vocab_size", "tokenizer.chat_template", "tokenizer.ggml.add_bos_token"),
+    *("tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.merges"),
+    *("tokenizer.ggml.model", "tokenizer.ggml.pre", "tokenizer.ggml.token_type"),
     "tokenizer.ggml.tokens",
 ]
 
@@ -226,97 +171,79 @@ def test_any_value_of_gguf_metadata(
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("values", "message"),
     [
+        ({"num_attention_heads": 0}, "num_attention_heads is 0, expected an integer from 1"),
+        ({"hidden_size": -49}, "hidden_size is -49, expected an integer from 1"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is None, expected a finite number above 0"),
         (
-            lambda p: change(p / "config.json", num_attention_heads=0),
-            r"config\.json: num_attention_heads is 0, expected an integer from 1",
+            {"rope_parameters": {**LLAMA3_ROPE, "factor": None}},
+            r"rope_parameters\.factor is None, expected a finite number",
         ),
         (
-            lambda p: change(p / "config.json", hidden_size=-49),
-            r"config\.json: hidden_size is -49, expected an integer from 1",
+            {"rope_parameters": {**LLAMA3_ROPE, "low_freq_factor": 4.0}},
+            r"low_freq_factor is 4\.0, expected a number below high_freq_factor, which is 4\.0",
         ),
+        ({"eos_token_id": "x"}, "eos_token_id is 'x', expected a token id or a list of them"),
+        ({"eos_token_id": VOCAB}, f"end token {VOCAB} is not in the vocabulary of {VOCAB}"),
+        ({"quantization_config": "awq"}, "quantization_config is 'awq', expected an object"),
+        ({"layer_types": 5}, "layer_types is 5, expected a list"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false', expected true or fa"),
+    ],
+)
+def test_a_damaged_config_is_named_with_what_was_expected(
+    values: dict[str, Any], message: str, broken: Path
+) -> None:
+    change(broken / "config.json", **values)
+    with pytest.raises(ModelError, match=rf"config\.json: .*{message}"):
+        load_model(broken)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("chat_template.jinja", b"\xff", r"chat_template\.jinja: not a readable UTF-8 file"),
         (
-            lambda p: change(p / "config.json", rms_norm_eps=None),
-            r"config\.json: rms_norm_eps is None, expected a finite number above 0",
-        ),
-        (
-            lambda p: change(p / "config.json", rope_parameters={**LLAMA3_ROPE, "factor": None}),
-            r"config\.json: rope_parameters\.factor is None, expected a finite number",
-        ),
-        (
-            lambda p: change(
-                p / "config.json", rope_parameters={**LLAMA3_ROPE, "low_freq_factor": 4.0}
-            ),
-            r"rope_parameters\.low_freq_factor is 4\.0, expected a number below high_freq_factor, "
-            r"which is 4\.0",
-        ),
-        (
-            lambda p: change(p / "config.json", eos_token_id="x"),
-            r"config\.json: eos_token_id is 'x', expected a token id or a list of them",
-        ),
-        (
-            lambda p: change(p / "config.json", eos_token_id=VOCAB),
-            rf"config\.json: end token {VOCAB} is not in the vocabulary of {VOCAB}",
-        ),
-        (
-            lambda p: change(p / "config.json", quantization_config="awq"),
-            r"quantization_config is 'awq', expected an object",
-        ),
-        (
-            lambda p: change(p / "config.json", layer_types=5),
-            r"config\.json: layer_types is 5, expected a list",
-        ),
-        (
-            lambda p: change(p / "config.json", tie_word_embeddings="false"),
-            r"tie_word_embeddings is 'false', expected true or false",
-        ),
-        (
-            lambda p: change(p / "config.json", vocab_size=2**24),
-            rf"embed_tokens\.weight has shape \[{VOCAB}, 49\], config\.json asks for \[{2**24}, "
-            r"49\]",
-        ),
-        (
-            lambda p: change(p / "tokenizer_config.json", chat_template=[{"name": "default"}]),
-            r"tokenizer_config\.json: chat_template is \[\{'name': 'default'\}\], expected a text, "
-            r"or a list of objects",
-        ),
-        (
-            lambda p: (p / "chat_template.jinja").write_bytes(b"\xff"),
-            r"chat_template\.jinja: not a readable UTF-8 file",
-        ),
-        (
-            lambda p: alone(p, INDEX_FILE).write_text('{"weight_map": {"a": ["b"]}}'),
+            INDEX_FILE,
+            b'{"weight_map": {"a": ["b"]}}',
             r"index\.json: has no 'weight_map' object that names a shard for each tensor",
         ),
         (
-            lambda p: (
-                (p / "generation_config.json").unlink()
-                or (p / "generation_config.json").write_text('{"eos_token_id": "x"}')
-            ),
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": "default"}]}',
+            r"tokenizer_config\.json: chat_template is \[\{'name': 'default'\}\], expected a text, "
+            "or a list of objects",
+        ),
+        (
+            "generation_config.json",
+            b'{"eos_token_id": "x"}',
             r"generation_config\.json: eos_token_id is 'x'",
         ),
         (
-            lambda p: (
-                (p / "generation_config.json").unlink()
-                or (p / "generation_config.json").write_text('{"eos_token_id": [0, 999]}')
-            ),
+            "generation_config.json",
+            b'{"eos_token_id": [0, 999]}',
             rf"/generation_config\.json: end token 999 is not in the vocabulary of {VOCAB}",
-        ),
-        (
-            lambda p: change(
-                p / "tokenizer.json",
-                model={"type": "WordLevel", "vocab": {"w2": 999, "w0": 0}, "unk_token": "w0"},
-            ),
-            rf"/tokenizer\.json: end token 999 is not in the vocabulary of {VOCAB}",
         ),
     ],
 )
-def test_damage_is_named_with_what_was_expected(
-    damage: Callable[[Path], object], message: str, broken: Path
+def test_a_damaged_file_is_named_with_what_was_expected(
+    file: str, content: bytes, message: str, broken: Path
 ) -> None:
-    damage(broken)
+    alone(broken, file).unlink(missing_ok=True)
+    (broken / file).write_bytes(content)
     with pytest.raises(ModelError, match=message):
+        load_model(broken)
+
+
+def test_files_that_contradict_each_other_are_named(broken: Path) -> None:
+    words = {"type": "WordLevel", "vocab": {"w2": 999, "w0": 0}, "unk_token": "w0"}
+    change(broken / "tokenizer.json", model=words)
+    told = rf"/tokenizer\.json: end token 999 is not in the vocabulary of {VOCAB}"
+    with pytest.raises(ModelError, match=told):
+        load_model(broken)
+    change(broken / "config.json", vocab_size=2**24)
+    told = rf"embed_tokens\.weight has shape \[{VOCAB}, 49\], config\.json asks for \[{2**24}, 49\]"
+    with pytest.raises(ModelError, match=told):
         load_model(broken)
 
 

@@ -18,7 +18,14 @@ from photon_ext.models.loading.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import DEAD, Chunk, Harness
-from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model, tiny_model
+from tests.models.tiny import (
+    TINY,
+    VOCAB,
+    greedy_ids,
+    reference_logits,
+    saved_tiny_model,
+    tiny_model,
+)
 
 SEEDS = (0, 1, 2)
 
@@ -26,12 +33,6 @@ SEEDS = (0, 1, 2)
 def prompts(seed: int, lengths: tuple[int, ...] = (1, 5, 19)) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(VOCAB, (length,), generator=generator).tolist() for length in lengths]
-
-
-def reference_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Logits after every token, [len(ids), vocab]."""
-    with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0]
 
 
 def loaded(name: str, folder: Path, seed: int = 0) -> tuple[PreTrainedModel, Harness]:

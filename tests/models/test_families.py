@@ -25,7 +25,13 @@ from tests.engine.test_engine_models import tiny_engine
 from tests.models.adapters import ALL, adapter_tensors, merged, saved_adapter
 from tests.models.harness import Chunk, Harness
 from tests.models.published import PUBLISHED, TINY_SIZES
-from tests.models.tiny import LLAMA3_ROPE, greedy_ids, random_model, saved_random_model
+from tests.models.tiny import (
+    LLAMA3_ROPE,
+    greedy_ids,
+    random_model,
+    reference_logits,
+    saved_random_model,
+)
 
 LONG = [(11 * i + i // 7) % 131 for i in range(100)]
 PROMPTS = [[(7 * i + 3 * n) % 131 for i in range(n)] for n in (1, 5, 19)]
@@ -42,12 +48,6 @@ def loaded(
 def changed(values: dict[str, Any], **change: Any) -> dict[str, Any]:
     """With these keys; "absent" takes one away."""
     return {key: value for key, value in {**values, **change}.items() if value != "absent"}
-
-
-def reference_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
-    """Logits after every token, [len(ids), vocab]."""
-    with torch.no_grad():
-        return model(torch.tensor([ids])).logits[0]
 
 
 def assert_logits_equal(model: PreTrainedModel, harness: Harness, ids: list[int]) -> None:

@@ -105,7 +105,6 @@ def test_a_foreign_file_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"general.architecture": "gemma3"}, "'gemma3'; supported architectures are"),
         (
             {"tokenizer.ggml.model": "llama"},
             "tokenizer 'llama'.*use the model's Hugging Face directory",

@@ -41,6 +41,7 @@ H200, A100, B200 = (gpu_target(capability) for capability in ((9, 0), (8, 0), (1
 SMOLLM2 = ModelConfig(Family.LLAMA, 576, 30, 9, 3, 64, 1536, 49152, tied_embeddings=True)
 CONFIG = ModelConfig(Family.QWEN3, 192, 2, 6, 2, 64, 320, 203)
 CPU = torch.device("cpu")
+NOT_9_0 = "the device's compute capability is not 9.0"
 LINEARS = ("q, k, v", "o", "gate, up", "down", "head")
 
 
@@ -160,8 +161,7 @@ def test_an_a100_that_is_asked_for_hopper_attends_to_chunks_by_matrix_instructio
     entries = table(NAMED_SHAPES["qwen3-4b"], A100, backend="hopper")
     assert runs(entries, "chunks", "attention of chunks") == [(1, None, "chunk_attention")]
     others = [entry for entry in entries if entry.op in (*LINEARS, "attention", "sampling")]
-    reason = "the device's compute capability is not 9.0"
-    assert {entry.why for entry in others if entry.kernel != "cuBLAS"} == {reason}
+    assert {entry.why for entry in others if entry.kernel != "cuBLAS"} == {NOT_9_0}
 
 
 def test_hopper_kernels_run_on_10_where_the_environment_says_so() -> None:
@@ -208,25 +208,11 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
     assert modes == plan.chunks == ExecutionModes(64, 32, NARROW_BATCH_TOKENS)
     wide = NAMED_SHAPES["qwen3-4b"]
     assert plan_kernels(wide, H200, "bfloat16").decode.batch_tokens == BATCH_TOKENS
-    assert [modes.of(n) for n in (32, 33, 256, 257)] == [
-        ExecutionMode.FUSED,
-        ExecutionMode.BATCH,
-        ExecutionMode.BATCH,
-        ExecutionMode.TORCH,
-    ]
-    assert [modes.besides_batch(n) for n in (33, 64, 65)] == [
-        ExecutionMode.FUSED,
-        ExecutionMode.FUSED,
-        ExecutionMode.TORCH,
-    ]
-    assert [modes.head(n, ExecutionMode.BATCH) for n in (32, 33, 64)] == [
-        ExecutionMode.FUSED,
-        ExecutionMode.TORCH,
-        ExecutionMode.TORCH,
-    ]
-    assert [modes.head(n, ExecutionMode.FUSED) for n in (32, 33, 64)] == [
-        ExecutionMode.FUSED
-    ] * 3  # with adapters
+    fused, batch, torch_ = ExecutionMode.FUSED, ExecutionMode.BATCH, ExecutionMode.TORCH
+    assert [modes.of(n) for n in (32, 33, 256, 257)] == [fused, batch, batch, torch_]
+    assert [modes.besides_batch(n) for n in (33, 64, 65)] == [fused, fused, torch_]
+    assert [modes.head(n, batch) for n in (32, 33, 64)] == [fused, torch_, torch_]
+    assert [modes.head(n, fused) for n in (32, 33, 64)] == [fused] * 3  # with adapters
     assert modes.uses_torch
     assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
     allowed = gpu_target((10, 0), hopper_on_10=True)
@@ -237,15 +223,11 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
 
 def test_what_a_batchs_linears_do_not_take() -> None:
     assert batch_unsupported(CONFIG, H200, "bfloat16") is None
-    assert (
-        batch_unsupported(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
-    )
+    assert batch_unsupported(CONFIG, A100, "bfloat16") == NOT_9_0
     assert batch_unsupported(CONFIG, H200, "float16") == "q, k, v: the dtype is not bfloat16"
     odd = replace(CONFIG, q_heads=96, kv_heads=1, head_dim=2)
-    assert (
-        batch_unsupported(odd, H200, "bfloat16")
-        == "q, k, v: the number of outputs is no multiple of 8 (196)"
-    )
+    told = "q, k, v: the number of outputs is no multiple of 8 (196)"
+    assert batch_unsupported(odd, H200, "bfloat16") == told
 
 
 def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why() -> None:
@@ -260,47 +242,35 @@ def test_a_plan_with_a_batchs_linears_for_a_model_that_they_do_not_take_says_why
     assert found == {1: f"down: {why}", 33: why, 129: None}
 
 
-def test_ways_of_fewer_than_no_tokens_are_refused() -> None:
-    with pytest.raises(ConfigError, match="fused_tokens is -1; give an integer from 0 to"):
-        ExecutionModes(fused_tokens=-1)
-
-
 # --- what does not fit ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changes", "unsupported"),
+    ("changes", "linears", "attention"),
     [
-        ({}, None),
-        ({"hidden": 200}, "q, k, v: the number of columns is no multiple of 64 (200)"),
-        ({"hidden": 16448}, "q, k, v: there are more than 16384 columns to normalize (16448)"),
-        ({"intermediate": 100}, "down: the number of columns is no multiple of 64 (100)"),
+        ({}, None, None),
+        ({"hidden": 200}, "q, k, v: the number of columns is no multiple of 64 (200)", None),
+        (
+            {"hidden": 16448},
+            "q, k, v: there are more than 16384 columns to normalize (16448)",
+            None,
+        ),
+        ({"intermediate": 100}, "down: the number of columns is no multiple of 64 (100)", None),
         (
             {"q_heads": 7, "kv_heads": 1, "head_dim": 96},
             "o: the number of columns is no multiple of 64 (672)",
+            None,
         ),
+        ({"head_dim": 32}, None, "head_dim is none of 64, 96, 128 and 256 (32)"),
+        ({"q_heads": 65, "kv_heads": 1}, None, "a KV head has more than 64 query heads (65)"),
     ],
 )
-def test_models_whose_linears_fit(changes: dict[str, int], unsupported: str | None) -> None:
+def test_models_that_fit(
+    changes: dict[str, int], linears: str | None, attention: str | None
+) -> None:
     config = replace(CONFIG, **changes)
-    assert linears_unsupported(config, H200, "bfloat16") == unsupported
-    assert hopper_unsupported(config, H200, "bfloat16") == unsupported
-
-
-@pytest.mark.parametrize(
-    ("changes", "unsupported"),
-    [
-        ({"head_dim": 32}, "head_dim is none of 64, 96, 128 and 256 (32)"),
-        (
-            {"q_heads": 65, "kv_heads": 1},
-            "a KV head has more than 64 query heads (65)",
-        ),
-    ],
-)
-def test_attention_takes_fewer_models(changes: dict[str, int], unsupported: str) -> None:
-    config = replace(CONFIG, **changes)
-    assert linears_unsupported(config, H200, "bfloat16") is None
-    assert hopper_unsupported(config, H200, "bfloat16") == unsupported
+    assert linears_unsupported(config, H200, "bfloat16") == linears
+    assert hopper_unsupported(config, H200, "bfloat16") == (linears or attention)
 
 
 def test_links_between_fused_linears_take_whole_vectors_of_bfloat16() -> None:
@@ -310,9 +280,7 @@ def test_links_between_fused_linears_take_whole_vectors_of_bfloat16() -> None:
     assert link_unsupported(CONFIG, Target(), "float32") == "the dtype is not bfloat16"
     one_module = link_unsupported(NAMED_SHAPES["phi-4-mini"], H200, "bfloat16")
     assert one_module == "gate and up are one module, of which adapters have one part"
-    assert (
-        link_unsupported(CONFIG, A100, "bfloat16") == "the device's compute capability is not 9.0"
-    )
+    assert link_unsupported(CONFIG, A100, "bfloat16") == NOT_9_0
     odd = replace(CONFIG, intermediate=324)
     assert link_unsupported(odd, H200, "bfloat16") == "a width is no multiple of 8 (324)"
 
@@ -391,6 +359,7 @@ def test_a_plan_that_is_none_is_refused() -> None:
             lambda: ExecutionModes(own_tokens=2.5),
             "ExecutionModes: own_tokens is 2.5; give an integer from 0 to",
         ),
+        (lambda: ExecutionModes(-1), "fused_tokens is -1; give an integer from 0 to"),
         (lambda: ExecutionModes(True), "ExecutionModes: fused_tokens is True; give an integer"),
         (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
         (lambda: KernelPlan(even=1), "KernelPlan: even is 1; give True or False"),

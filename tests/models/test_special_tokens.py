@@ -150,9 +150,8 @@ def test_what_is_special_is_the_templates_own(name: str, contents: list[str], sp
     tools = (TOOL,) if name == "tools" else ()
     tokenizer = ours(name)
     found = tokenizer.encode_chat(chat(*contents), options=ChatOptions(tools))
-    clean = tokenizer.encode_chat(
-        chat(*("x" for _ in contents)), options=ChatOptions(tools and (PLAIN_TOOL,))
-    )
+    plain = ChatOptions(tools and (PLAIN_TOOL,))
+    clean = tokenizer.encode_chat(chat(*("x" for _ in contents)), options=plain)
     assert special_in(found) == special_in(clean)
     text = tokenizer.decode(found, skip_special_tokens=False)
     assert text == tokenizer.chat_text(chat(*contents), options=ChatOptions(tools)).text

@@ -28,6 +28,7 @@ from photon_ext.models.text.tokenizer import Tokenizer
 from tests.models.tiny import tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
+CHAT_TEMPLATE = "chat_template.jinja"
 TEXTS = [
     "",
     "Hello, world! It's 12345 o'clock; I'll don't.",
@@ -69,13 +70,7 @@ def test_smollm2_cuts_digits_before_words_as_its_original_does(tokenizer: Tokeni
     """The original isolates digits first, so two blanks before a digit stay one token;
     transformers' GGUF reader does not.
     """
-    double_blank = tokenizer.token_id("ĠĠ")
-    assert tokenizer.encode("a  12") == [
-        tokenizer.token_id("a"),
-        double_blank,
-        tokenizer.token_id("1"),
-        tokenizer.token_id("2"),
-    ]
+    assert tokenizer.encode("a  12") == [*map(tokenizer.token_id, ("a", "ĠĠ", "1", "2"))]
 
 
 def test_smollm2_chat_equals_transformers(
@@ -87,10 +82,8 @@ def test_smollm2_chat_equals_transformers(
         )
         assert tokenizer.chat_template is not None
         assert tokenizer.chat_template.render(MESSAGES, prompted) == expected
-        assert (
-            tokenizer.decode(tokenizer.encode_chat(MESSAGES, prompted), skip_special_tokens=False)
-            == expected
-        )
+        ids = tokenizer.encode_chat(MESSAGES, prompted)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == expected
     assert tokenizer.eos_id == tokenizer.token_id("<|im_end|>") == 2
     assert tokenizer.encode_chat(MESSAGES)[0] == tokenizer.bos_id == 1
     assert tokenizer.vocab_size == 49152
@@ -139,29 +132,19 @@ def test_a_chat_without_messages_is_refused(tokenizer: Tokenizer, messages: Any)
         tokenizer.encode_chat(messages)
 
 
+NO_LISTS = [5, 0, object(), "hello", b"hello", MESSAGES[0], set()]
+
+
 @pytest.mark.parametrize(
     "messages",
-    [
-        iter(MESSAGES),
-        (message for message in MESSAGES),
-        5,
-        0,
-        object(),
-        "hello",
-        b"hello",
-        MESSAGES[0],
-        set(),
-    ],
+    [iter(MESSAGES), (message for message in MESSAGES), *NO_LISTS],
     ids=lambda m: type(m).__name__,
 )
 def test_a_chat_that_is_no_list_is_refused_and_not_consumed(
     tokenizer: Tokenizer, messages: Any
 ) -> None:
-    with pytest.raises(
-        RequestError,
-        match=rf"the conversation is a {type(messages).__name__}; expected a list of messages such "
-        rf"as \[\{{'role'",
-    ):
+    told = rf"is a {type(messages).__name__}; expected a list of messages such as \[\{{'role'"
+    with pytest.raises(RequestError, match=f"the conversation {told}"):
         tokenizer.encode_chat(messages)
     assert not isinstance(messages, Iterator) or list(messages) == MESSAGES
 
@@ -198,29 +181,21 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("template_in", ["file", "config", "named"])
 def test_directory_equals_transformers(template_in: str, tmp_path: Path) -> None:
     reference = saved_tokenizer(tmp_path)
-    config_path, template_path = (
-        tmp_path / "tokenizer_config.json",
-        tmp_path / "chat_template.jinja",
-    )
+    config_path, template_path = tmp_path / "tokenizer_config.json", tmp_path / CHAT_TEMPLATE
     assert template_path.exists()
     if template_in != "file":
         template: object = template_path.read_text()
         if template_in == "named":
-            template = [
-                {"name": "tool_use", "template": "no"},
-                {"name": "default", "template": template},
-            ]
-        config_path.write_text(
-            json.dumps({**json.loads(config_path.read_text()), "chat_template": template})
-        )
+            named = {"tool_use": "no", "default": template}
+            template = [{"name": name, "template": each} for name, each in named.items()]
+        config = json.loads(config_path.read_text())
+        config_path.write_text(json.dumps({**config, "chat_template": template}))
         template_path.unlink()
     tokenizer = Tokenizer.from_directory(tmp_path)
     for text in TEXTS:
-        assert tokenizer.encode(text) == reference(text).input_ids
-        assert (
-            tokenizer.encode(text, add_special_tokens=False)
-            == reference(text, add_special_tokens=False).input_ids
-        )
+        for begun in (True, False):
+            expected = reference(text, add_special_tokens=begun).input_ids
+            assert tokenizer.encode(text, begun) == expected
     assert tokenizer.encode_chat(MESSAGES) == reference.apply_chat_template(
         MESSAGES, add_generation_prompt=True, return_dict=False
     )
@@ -232,11 +207,8 @@ def test_hazard_e1_no_prompt_begins_with_two_begin_of_text_tokens(tmp_path: Path
     tokenizer = Tokenizer.from_directory(tmp_path)
     chat = reference.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
     ids = tokenizer.encode_chat(MESSAGES)
-    assert ids == reference.apply_chat_template(
-        MESSAGES, add_generation_prompt=True, return_dict=False
-    )
     assert ids[:2].count(0) == 1
-    assert tokenizer.encode("the cat") == reference("the cat").input_ids
+    assert tokenizer.encode("the cat")[:2].count(0) == 1
     assert tokenizer.encode(chat) == ids, "a text that a template has made"
     assert tokenizer.encode("<s><s>the", add_special_tokens=False)[:2] == [0, 0]
 
@@ -249,26 +221,19 @@ def test_what_a_trainer_left_in_the_file_neither_cuts_nor_pads_prompts(tmp_path:
     left = json.loads((tmp_path / "tokenizer.json").read_text())
     assert left["truncation"] is not None
     assert left["padding"] is not None
-    tokenizer, reference = (
-        Tokenizer.from_directory(tmp_path),
-        AutoTokenizer.from_pretrained(tmp_path),
-    )
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    reference = AutoTokenizer.from_pretrained(tmp_path)
     for text in ("the cat sat on the mat, then it sat on the hat", "a"):
         assert tokenizer.encode(text) == reference(text).input_ids
-        assert (
-            tokenizer.decode(
-                tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False
-            )
-            == text
-        )
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_directory_without_template_takes_no_messages(tmp_path: Path) -> None:
     saved_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(
-        RequestError, match=r"tokenizer\.json has no chat template; send a plain prompt"
-    ):
+    (tmp_path / CHAT_TEMPLATE).unlink()
+    told = r"tokenizer\.json has no chat template; send a plain prompt"
+    with pytest.raises(RequestError, match=told):
         Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
 
 
@@ -276,7 +241,7 @@ def test_directories_that_do_not_load(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"tokenizer\.json: no such file; copy"):
         Tokenizer.from_directory(tmp_path)
     saved_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    (tmp_path / CHAT_TEMPLATE).write_text("{% for %}")
     with pytest.raises(ModelError, match="chat template does not compile"):
         Tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
@@ -286,9 +251,8 @@ def test_directories_that_do_not_load(tmp_path: Path) -> None:
 
 def test_templates_are_sandboxed(tmp_path: Path) -> None:
     saved_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text(
-        "{{ messages.__class__.__mro__[1].__subclasses__() }}"
-    )
+    attack = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    (tmp_path / CHAT_TEMPLATE).write_text(attack)
     with pytest.raises(RequestError, match="unsafe"):
         Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
 
@@ -347,36 +311,20 @@ def test_a_template_that_fails_on_any_messages_is_told_from_bad_messages(
 
 
 @pytest.mark.parametrize(
-    ("template", "message", "error"),
+    ("template", "content", "error"),
     [
-        (
-            "{{ 10 // (messages[0].content | length) }}",
-            {"role": "user", "content": ""},
-            "ZeroDivisionError: integer division",
-        ),
-        (
-            "{{ messages[0].content.strip() }}",
-            {"role": "user", "content": None},
-            "'None' has no attribute 'strip'",
-        ),
-        (
-            "{{ messages[0].content | tojson }}",
-            {"role": "user", "content": object()},
-            "TypeError: Object of type object is not JSON",
-        ),
-        ("{{ raise_exception('never') }}", {"role": "user", "content": "x"}, "never"),
-        (
-            "{{ raise_exception('only systems') }}{{ 1 // 0 }}",
-            {"role": "tool", "content": "x"},
-            "only systems",
-        ),
+        ("{{ 10 // (messages[0].content | length) }}", "", "ZeroDivisionError: integer division"),
+        ("{{ messages[0].content.strip() }}", None, "'None' has no attribute 'strip'"),
+        ("{{ messages[0].content | tojson }}", object(), "TypeError: Object of type object is no"),
+        ("{{ raise_exception('never') }}", "x", "never"),
+        ("{{ raise_exception('only systems') }}{{ 1 // 0 }}", "x", "only systems"),
     ],
 )
 def test_messages_on_which_a_sound_template_fails_are_refused(
-    template: str, message: Any, error: str
+    template: str, content: Any, error: str
 ) -> None:
     with pytest.raises(RequestError) as raised:
-        rendered(template, [message])
+        rendered(template, [{"role": "tool", "content": content}])
     assert str(raised.value).startswith(f"the chat template refuses these 1 messages ({error}")
     assert str(raised.value).endswith(
         "); expected a list such as [{'role': 'user', 'content': 'text'}]"

@@ -20,59 +20,23 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
+
+def _sizes(hidden: int, q_heads: int, kv_heads: int, head_dim: int, **more: Any) -> dict[str, Any]:
+    heads = {"num_attention_heads": q_heads, "num_key_value_heads": kv_heads}
+    return {"hidden_size": hidden, **heads, "head_dim": head_dim, **more}
+
+
+LINEAR_ROPE = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+BIASES = {"attention_bias": True, "mlp_bias": True}
 # name -> (family, options). Widths that are no multiple of 8, odd head counts, head sizes beside
 # the usual ones.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-plain": (
-        "llama",
-        {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
-    ),
-    "llama-6-2-24-tied": (
-        "llama",
-        {
-            "hidden_size": 30,
-            "num_attention_heads": 6,
-            "num_key_value_heads": 2,
-            "head_dim": 24,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-7-1-96-scaled": (
-        "llama",
-        {
-            "hidden_size": 49,
-            "num_attention_heads": 7,
-            "num_key_value_heads": 1,
-            "head_dim": 96,
-            "rope_parameters": LLAMA3_ROPE,
-        },
-    ),
-    "llama-biased-linear": (
-        "llama",
-        {
-            "hidden_size": 36,
-            "num_attention_heads": 3,
-            "num_key_value_heads": 3,
-            "head_dim": 12,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
-        },
-    ),
-    "qwen3-tied": (
-        "qwen3",
-        {
-            "hidden_size": 64,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "qwen3-6-3-24": (
-        "qwen3",
-        {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24},
-    ),
+    "llama-plain": ("llama", _sizes(64, 4, 2, 16)),
+    "llama-6-2-24-tied": ("llama", _sizes(30, 6, 2, 24, tie_word_embeddings=True)),
+    "llama-7-1-96-scaled": ("llama", _sizes(49, 7, 1, 96, rope_parameters=LLAMA3_ROPE)),
+    "llama-biased-linear": ("llama", _sizes(36, 3, 3, 12, rope_parameters=LINEAR_ROPE, **BIASES)),
+    "qwen3-tied": ("qwen3", _sizes(64, 4, 2, 32, tie_word_embeddings=True)),
+    "qwen3-6-3-24": ("qwen3", _sizes(42, 6, 3, 24)),
 }
 
 
@@ -125,6 +89,12 @@ def saved_random_model(values: dict[str, Any], folder: Path, seed: int = 0) -> P
     model.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(values))
     return model
+
+
+def reference_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """Logits of transformers after every token, [len(ids), vocab]."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0]
 
 
 def greedy_ids(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:

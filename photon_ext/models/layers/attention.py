@@ -168,11 +168,7 @@ class PagedAttention:
             self._chunks(layer, step, buffers, None)
 
     def _mixed(
-        self,
-        layer: Attention,
-        step: StepTensors,
-        buffers: Activations,
-        early: bool,
+        self, layer: Attention, step: StepTensors, buffers: Activations, early: bool
     ) -> None:
         """`attend` for decode tokens and chunks, by two kernels; each leaves the other's tokens
         alone. They run side by side, on two streams, but not where the order of one stream lets
@@ -191,11 +187,7 @@ class PagedAttention:
         main.wait_stream(side)
 
     def _decode(
-        self,
-        layer: Attention,
-        step: StepTensors,
-        buffers: Activations,
-        early: bool,
+        self, layer: Attention, step: StepTensors, buffers: Activations, early: bool
     ) -> None:
         """`attend` for the leading tokens, which decode, in one op; chunks begin behind them.
 
@@ -224,11 +216,7 @@ class PagedAttention:
         )
 
     def _chunks(
-        self,
-        layer: Attention,
-        step: StepTensors,
-        buffers: Activations,
-        counts: torch.Tensor | None,
+        self, layer: Attention, step: StepTensors, buffers: Activations, counts: torch.Tensor | None
     ) -> None:
         """`attend` for any tokens, but with counts not for those that are decode tokens."""
         keys, values = self._kv.keys[layer.index], self._kv.values[layer.index]

@@ -11,12 +11,7 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.layers.adapter import Adapter
 from photon_ext.models.layers.attention import Attention, PagedAttention, empty_attention
 from photon_ext.models.layers.mlp import Mlp, empty_mlp
-from photon_ext.models.layers.projection import (
-    Execution,
-    Projection,
-    projections_of,
-    with_adapters,
-)
+from photon_ext.models.layers.projection import Execution, Projection, projections_of, with_adapters
 
 
 @dataclass(frozen=True)

@@ -30,10 +30,7 @@ class OpenEnd:
         # the blank tells whether the template takes blanks off the end of a message
         self._mark = f"end-{secrets.token_hex(16)} "
         self.added = len(self._mark)
-        self.messages: list[Message] = [
-            *messages[:-1],
-            {**last, "content": content + self._mark},
-        ]
+        self.messages: list[Message] = [*messages[:-1], {**last, "content": content + self._mark}]
 
     def cut(self, chat: ChatText) -> ChatText:
         """What stands before the end. Raises RequestError: the template does not show it."""
