@@ -62,10 +62,10 @@ SM_100_ARCHS = {"compute_100a": "sm_100a"}
 # whose kernels are launched where hopper_runs() alone: see csrc/cuda/launch.cuh
 HOPPER = (
     "batch_linear",
-    "even_attention",
+    "balanced_attention",
     "split_attention",
     "stream_linear",
-    "stream_tall",
+    "large_linear",
     "warp_attention",
 )
 OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
@@ -82,7 +82,7 @@ EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include -DPHO
 CHAINED = (
     "batch_linear",
     "embedding",
-    "even_attention",
+    "balanced_attention",
     "kernels",
     "lora_link",
     "mlp",
@@ -94,7 +94,7 @@ CHAINED = (
     "split_attention",
     "step",
     "stream_linear",
-    "stream_tall",
+    "large_linear",
     "warp_attention",
 )
 STAMPED = ("split_attention", "stream_linear")  # what includes csrc/cuda/stamps.cuh

@@ -33,13 +33,11 @@ class SegmentFlag(IntEnum):
 
     Attributes:
         SAMPLE: the logits of the last token are sampled.
-        DRAFT: reserved; nothing looks at it.
         STAGED: the tokens come from staged_ids; without it the row's last token is fed, in one
             token.
     """
 
     SAMPLE = 1
-    DRAFT = 2
     STAGED = 4
 
 

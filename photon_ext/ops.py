@@ -1182,7 +1182,7 @@ def fused_attention_decode_into(
 
 def chunk_workspace_words(head_dim: int, ctas: int) -> int:
     """Words of a workspace with which :func:`paged_attention_into` runs up to `ctas` CTAs
-    (csrc/common/even_workspace.h: what for).
+    (csrc/common/balanced_workspace.h: what for).
 
     ValueError: one of the two is below 1.
     """

@@ -123,7 +123,7 @@ def test_a_source_has_its_own_architectures(
     stems = {path.stem for path in ROOT.glob("csrc/cuda/*/*.cu")}
     assert {*build.HOPPER, *build.STAMPED} <= stems
     monkeypatch.delenv("PHOTON_SM_100", raising=False)
-    fast, chunks = (Path(f"csrc/cuda/x/{name}.cu") for name in ("stream_tall", "chunk_attention"))
+    fast, chunks = (Path(f"csrc/cuda/x/{name}.cu") for name in ("large_linear", "chunk_attention"))
     assert list(build.cuda_archs(fast)) == ["compute_90a"]
     assert list(build.cuda_archs(chunks)) == ["compute_80", "compute_90a"]
     assert build.built_codes() == ["sm_80", "compute_80", "sm_90a"]

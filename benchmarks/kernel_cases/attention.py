@@ -30,8 +30,8 @@ from photon_ext.models.rope import rope_tables
 
 DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "rope_append_kv_"
 WAYS = ("portable", "hopper")
-CHUNK_WAYS = (*WAYS, "even")  # with a workspace: dealt evenly to all SMs
-EVEN_CTAS = 256  # at least as many as a GPU has SMs
+CHUNK_WAYS = (*WAYS, "balanced")  # with a workspace: dealt evenly to all SMs
+MOST_CTAS = 256  # at least as many as a GPU has SMs
 APPEND_RUNS = 16
 CHECKED_TOKENS = 4  # the reference takes tokens one by one
 
@@ -179,8 +179,8 @@ def _chunk(at: Setting) -> Case:
     segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
     given = (out, q, pages.k, pages.v, meta, segments)
     options: dict[str, Any] = {"way": at.way}
-    if at.way == "even":
-        words = ops.chunk_workspace_words(at.config.head_dim, EVEN_CTAS)
+    if at.way == "balanced":
+        words = ops.chunk_workspace_words(at.config.head_dim, MOST_CTAS)
         workspace = torch.zeros(words, dtype=torch.float32, device=at.device)
         options = {"way": "hopper", "workspace": workspace}
     runs = [bind(CHUNK, *given, table, scale, **options) for table in pages.tables]

@@ -8,9 +8,9 @@
 
 namespace photon {
 
-// Kernels of csrc/cuda/attention. Of paged_attention kEven and kChunk, of fused_attention_decode
-// kBatchWarp, kWarp and kSplit; kPortable of both.
-enum class AttentionKernel { kPortable, kChunk, kEven, kSplit, kWarp, kBatchWarp };
+// Kernels of csrc/cuda/attention. Of paged_attention kBalanced and kChunk, of
+// fused_attention_decode kBatchWarp, kWarp and kSplit; kPortable of both.
+enum class AttentionKernel { kPortable, kChunk, kBalanced, kSplit, kWarp, kBatchWarp };
 
 // The kernel's name in csrc/cuda/attention, less "_kernel".
 constexpr const char* name_of(AttentionKernel kernel) {
@@ -19,8 +19,8 @@ constexpr const char* name_of(AttentionKernel kernel) {
       return "attention";
     case AttentionKernel::kChunk:
       return "chunk_attention";
-    case AttentionKernel::kEven:
-      return "even_attention";
+    case AttentionKernel::kBalanced:
+      return "balanced_attention";
     case AttentionKernel::kSplit:
       return "split_attention";
     case AttentionKernel::kWarp:
@@ -38,13 +38,13 @@ constexpr const char* name_of(AttentionKernel kernel) {
 constexpr int64_t kWarpTokens = 97, kBatchWarpTokens = 33;
 constexpr int64_t kWarpHeadDim = 128, kWarpSharers = 4;  // query heads of a KV head, at most
 constexpr int64_t kChunkSharers = 64;
-constexpr int64_t kEvenTokens = 4096;     // at most
-constexpr int64_t kCopyTokens = 16;       // positions of a page that one tensor copy brings
-constexpr int64_t kEvenTileKeys = 128;    // positions of an even tile
-constexpr int64_t kEvenPartTiles = 2;     // tiles that a part's begin and end take as long as
-constexpr int64_t kSliceElements = 64;    // of a tensor copy: of a row of 128 bytes
-constexpr int64_t kPackElements = 8;      // of bfloat16 in a vector
-constexpr int64_t kSplitItemTokens = 64;  // positions of a work item of split attention, at least
+constexpr int64_t kBalancedTokens = 4096;   // at most
+constexpr int64_t kCopyTokens = 16;         // positions of a page that one tensor copy brings
+constexpr int64_t kBalancedTileKeys = 128;  // positions of a KV tile
+constexpr int64_t kBalancedTileCost = 2;    // KV tiles that a query tile's begin and end count as
+constexpr int64_t kSliceElements = 64;      // of a tensor copy: of a row of 128 bytes
+constexpr int64_t kPackElements = 8;        // of bfloat16 in a vector
+constexpr int64_t kSplitItemTokens = 64;    // positions of a work item of split attention, at least
 
 // Bytes of shared memory of a CTA of chunk attention with the smaller tiles: 64 rows of queries,
 // two tiles of 64 keys and two of values, and what it keeps of rows and dims.
@@ -125,7 +125,7 @@ inline Unsupported split_attention_unsupported(const FusedAttentionDecodeParams&
 // Whether CTAs of one warp take what split attention takes: of heads of 128, pages of whole tiles
 // of 16 positions (or rows that are one page each), and strides of a tensor's rows; for a batch
 // also queries, keys and values of whole vectors.
-inline bool takes_lone_warps(const FusedAttentionDecodeParams& p) {
+inline bool takes_one_warp_ctas(const FusedAttentionDecodeParams& p) {
   const bool has_vectors = are_vector_aligned(p.q, p.k, p.v) &&
                            are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.k_stride,
                                              p.k_head_stride, p.v_stride, p.v_head_stride);
@@ -140,7 +140,7 @@ inline KernelChoice<AttentionKernel> plan_attention(const FusedAttentionDecodePa
   if (!p.hopper) return {AttentionKernel::kPortable};
   if (const Unsupported why = split_attention_unsupported(p, gpu))
     return {AttentionKernel::kPortable, why};
-  if (!takes_lone_warps(p)) return {AttentionKernel::kSplit};
+  if (!takes_one_warp_ctas(p)) return {AttentionKernel::kSplit};
   return {p.batch ? AttentionKernel::kBatchWarp : AttentionKernel::kWarp};
 }
 
@@ -167,8 +167,8 @@ inline Unsupported chunk_attention_unsupported(const PagedAttentionParams& p, co
   return {};
 }
 
-// Why even attention does not take what chunk attention takes.
-inline Unsupported even_attention_unsupported(const PagedAttentionParams& p, const Gpu& gpu) {
+// Why balanced attention does not take what chunk attention takes.
+inline Unsupported balanced_attention_unsupported(const PagedAttentionParams& p, const Gpu& gpu) {
   if (const Unsupported device = hopper_unsupported(gpu)) return device;
   if (!is_vector_aligned(p.workspace)) return {"the workspace is not aligned to 16 bytes"};
   if (p.head_dim != 64 && p.head_dim != 128) return {"head_dim is neither 64 nor 128", p.head_dim};
@@ -176,10 +176,10 @@ inline Unsupported even_attention_unsupported(const PagedAttentionParams& p, con
     return {"the page size is not a multiple of 16", p.cache.page_size};
   if (!has_tile_tensors(p.cache, p.kv_heads))
     return {"a tensor copy does not take the cache's strides"};
-  if (p.tokens > kEvenTokens) return {"a step of more than 4,096 tokens"};
-  const int64_t units =
-      (row_capacity(p.cache) + kEvenTileKeys - 1) / kEvenTileKeys + kEvenPartTiles;
-  return p.tokens * units * p.kv_heads > INT32_MAX ? Unsupported{kTooLarge} : Unsupported{};
+  if (p.tokens > kBalancedTokens) return {"a step of more than 4,096 tokens"};
+  const int64_t kv_tiles =
+      (row_capacity(p.cache) + kBalancedTileKeys - 1) / kBalancedTileKeys + kBalancedTileCost;
+  return p.tokens * kv_tiles * p.kv_heads > INT32_MAX ? Unsupported{kTooLarge} : Unsupported{};
 }
 
 inline KernelChoice<AttentionKernel> plan_attention(const PagedAttentionParams& p, const Gpu& gpu) {
@@ -187,8 +187,8 @@ inline KernelChoice<AttentionKernel> plan_attention(const PagedAttentionParams& 
   if (const Unsupported why = chunk_attention_unsupported(p, gpu))
     return {AttentionKernel::kPortable, why};
   if (p.workspace == nullptr) return {AttentionKernel::kChunk};
-  const Unsupported why = even_attention_unsupported(p, gpu);
-  return {why ? AttentionKernel::kChunk : AttentionKernel::kEven, why};
+  const Unsupported why = balanced_attention_unsupported(p, gpu);
+  return {why ? AttentionKernel::kChunk : AttentionKernel::kBalanced, why};
 }
 
 }  // namespace photon

@@ -30,7 +30,6 @@ enum SegmentColumn : int32_t {
 
 enum SegmentFlag : int32_t {
   kSegmentSample = 1,  // logits of the last token are sampled
-  kSegmentDraft = 2,   // reserved for speculation: tokens are proposals
   kSegmentStaged =
       4,  // tokens come from staged_ids; otherwise the row's last_token is carried over
 };

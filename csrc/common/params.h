@@ -185,13 +185,13 @@ struct PagedAttentionParams {
                             // start
   const int32_t* counts;    // [1] or null: tokens below the first count are left as they are
   float* workspace;  // [workspace_words] (chunk_workspace_words) or null, zeroed once by its owner:
-                     // with `hopper`, even_attention where it fits
+                     // with `hopper`, balanced_attention where it fits
   KvCache cache;
   int64_t tokens, num_segments, q_heads, kv_heads, head_dim, workspace_words;
   int64_t q_stride, q_head_stride, out_stride, out_head_stride;
   float scale;
   bool hopper;  // chunk_attention where it fits, which sums in another order
-  bool pdl;     // even_attention may start while the kernels before it still run
+  bool pdl;     // balanced_attention may start while the kernels before it still run
   DType dtype;
 };
 

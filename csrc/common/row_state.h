@@ -36,7 +36,7 @@ enum RowColumn : int32_t {
   kRowColumns = 32,
 };
 
-enum RowConstraint : int32_t { kUnconstrained = 0, kHostMask = 1 };
+enum RowConstraint : int32_t { kHostMask = 1 };  // 0: there is none
 
 // The device tables of the rows are one list: row_state, page_table, stop_ids, then extension
 // tables. Each is int32 [rows, words of a row]. A new table changes no op's signature.

@@ -1,8 +1,9 @@
 // rope_append_kv_, paged_attention_into, fused_attention_decode_into: all over KV memory in pages.
+#include "common/balanced_workspace.h"
 #include "common/decode_meta.h"
-#include "common/even_workspace.h"
 #include "common/kv_split.h"
 #include "ops/dispatch.h"
+#include "ops/tables.h"
 
 namespace photon::ops {
 namespace {
@@ -25,7 +26,29 @@ HeadShape check_heads(const Arg& q, const Arg& k_cache) {
          " (dimension 2 of ", k_cache.name(),
          "; a [B, H, L, D] cache is passed as its transpose(1, 2))");
   }
+  k_cache.dtype_of(q).shape({Arg::kAny, Arg::kAny, shape.kv_heads, shape.head_dim},
+                            "[pages, page size, KV heads, head_dim of q]");
   return shape;
+}
+
+// The new keys; the op checks later that they are contiguous.
+Arg new_keys(Args& arg, const Tensor& k, const Arg& q, const HeadShape& s) {
+  return arg("k", k).dtype_of(q).shape({s.tokens, s.kv_heads, s.head_dim},
+                                       "[tokens of q, KV heads of k_cache, head_dim of q]");
+}
+
+Arg new_values(Args& arg, const Tensor& v, const Arg& q, const HeadShape& s) {
+  return arg("v", v)
+      .dtype_of(q)
+      .shape({s.tokens, s.kv_heads, s.head_dim}, "the shape of k")
+      .last_contiguous();
+}
+
+Arg output_of(Args& arg, const Tensor& out, const Arg& q, const HeadShape& s) {
+  return arg("out", out)
+      .dtype_of(q)
+      .shape({s.tokens, s.q_heads, s.head_dim}, "the shape of q")
+      .last_contiguous();
 }
 
 // The cache arguments of one call, checked against each other; the op checks them against q.
@@ -66,6 +89,28 @@ struct CacheArgs {
     return cache;
   }
 };
+
+template <typename Params>
+void set_queries(Params& p, const Arg& q, const HeadShape& shape) {
+  p.q = q.data<void>();
+  p.tokens = shape.tokens;
+  p.q_heads = shape.q_heads;
+  p.kv_heads = shape.kv_heads;
+  p.head_dim = shape.head_dim;
+  p.q_stride = q.stride(0);
+  p.q_head_stride = q.stride(1);
+  p.dtype = q.dtype();
+}
+
+template <typename Params>
+void set_new_vectors(Params& p, const Arg& k, const Arg& v) {
+  p.k = k.data<void>();
+  p.v = v.data<void>();
+  p.k_stride = k.stride(0);
+  p.k_head_stride = k.stride(1);
+  p.v_stride = v.stride(0);
+  p.v_head_stride = v.stride(1);
+}
 
 // The rotation arguments of one call, checked against q.
 struct RopeArgs {
@@ -116,19 +161,9 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
   Args arg("rope_append_kv_");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [tokens, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
-  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim},
-                            "[pages, page size, KV heads, head_dim of q]");
-  const Arg k = arg("k", k_).dtype_of(q).shape({tokens, kv_heads, head_dim},
-                                               "[tokens of q, KV heads of k_cache, head_dim of q]");
-  const Arg v = arg("v", v_)
-                    .dtype_of(q)
-                    .shape({tokens, kv_heads, head_dim}, "the shape of k")
-                    .last_contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({tokens, kMetaColumns}, "[tokens of q, 4]")
-                              .contiguous();
+  const HeadShape shape = check_heads(q, cache.k);
+  const Arg k = new_keys(arg, k_, q, shape), v = new_values(arg, v_, q, shape);
+  const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
   const OptionalArg counts = step_counts(arg, counts_);
@@ -142,24 +177,12 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
       {&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
 
   RopeAppendKvParams p{};
-  p.q = q.data<void>();
-  p.k = k.data<void>();
-  p.v = v.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.counts = counts.data<int32_t>();
   p.cache = cache.params();
   p.rope = rope.params(eps);
-  p.tokens = tokens;
-  p.q_heads = q_heads;
-  p.kv_heads = kv_heads;
-  p.head_dim = head_dim;
-  p.q_stride = q.stride(0);
-  p.q_head_stride = q.stride(1);
-  p.k_stride = k.stride(0);
-  p.k_head_stride = k.stride(1);
-  p.v_stride = v.stride(0);
-  p.v_head_stride = v.stride(1);
-  p.dtype = q.dtype();
+  set_queries(p, q, shape);
+  set_new_vectors(p, k, v);
   PHOTON_DISPATCH(rope_append_kv, q, p);
 }
 
@@ -171,28 +194,17 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [tokens, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
-  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim},
-                            "[pages, page size, KV heads, head_dim of q]");
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({tokens, kMetaColumns}, "[tokens of q, 4]")
-                              .contiguous();
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
-  const Arg out = arg("out", out_)
-                      .dtype_of(q)
-                      .shape({tokens, q_heads, head_dim}, "the shape of q")
-                      .last_contiguous();
+  const HeadShape shape = check_heads(q, cache.k);
+  const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
+  const Arg segments = segments_of(arg, segments_);
+  const Arg out = output_of(arg, out_, q, shape);
   const OptionalArg counts = step_counts(arg, counts_);
   const OptionalArg workspace = arg("workspace", workspace_);
   if (workspace) {
     workspace->float32()
         .rank(1, "[words]")
         .contiguous()
-        .at_least(0, chunk_workspace_words(head_dim, 1), "chunk_workspace_words of one CTA");
+        .at_least(0, chunk_workspace_words(shape.head_dim, 1), "chunk_workspace_words of one CTA");
   }
   const Arg *table = cache.page_table.get(), *counts_arg = counts.get();
   out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg});
@@ -202,26 +214,19 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
 
   PagedAttentionParams p{};
   p.out = out.data<void>();
-  p.q = q.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.segments = segments.data<int32_t>();
   p.counts = counts.data<int32_t>();
   p.workspace = workspace.data<float>();
   p.workspace_words = workspace ? workspace->size(0) : 0;
   p.cache = cache.params();
-  p.tokens = tokens;
+  set_queries(p, q, shape);
   p.num_segments = segments.size(0);
-  p.q_heads = q_heads;
-  p.kv_heads = kv_heads;
-  p.head_dim = head_dim;
-  p.q_stride = q.stride(0);
-  p.q_head_stride = q.stride(1);
   p.out_stride = out.stride(0);
   p.out_head_stride = out.stride(1);
   p.scale = check_scale(out.op(), scale);
   p.hopper = hopper;
   p.pdl = pdl;
-  p.dtype = q.dtype();
   PHOTON_DISPATCH(paged_attention, out, p);
 }
 
@@ -249,28 +254,17 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [tokens, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
-  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim},
-                            "[pages, page size, KV heads, head_dim of q]");
-  const Arg k = arg("k", k_).dtype_of(q).shape({tokens, kv_heads, head_dim},
-                                               "[tokens of q, KV heads of k_cache, head_dim of q]");
-  const Arg v = arg("v", v_)
-                    .dtype_of(q)
-                    .shape({tokens, kv_heads, head_dim}, "the shape of k")
-                    .last_contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({tokens, kMetaColumns}, "[tokens of q, 4]")
-                              .contiguous();
-  const Arg out = arg("out", out_)
-                      .dtype_of(q)
-                      .shape({tokens, q_heads, head_dim}, "the shape of q")
-                      .last_contiguous();
+  const HeadShape shape = check_heads(q, cache.k);
+  const Arg k = new_keys(arg, k_, q, shape), v = new_values(arg, v_, q, shape);
+  const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
+  const Arg out = output_of(arg, out_, q, shape);
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
   const OptionalArg workspace = arg("workspace", workspace_);
-  check_workspace(q, workspace, attention_workspace_words(tokens, q_heads, kv_heads, head_dim),
-                  hopper);
+  check_workspace(
+      q, workspace,
+      attention_workspace_words(shape.tokens, shape.q_heads, shape.kv_heads, shape.head_dim),
+      hopper);
   const OptionalArg counts = step_counts(arg, counts_);
   const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
             *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get();
@@ -287,23 +281,12 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
 
   FusedAttentionDecodeParams p{};
   p.out = out.data<void>();
-  p.q = q.data<void>();
-  p.k = k.data<void>();
-  p.v = v.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.counts = counts.data<int32_t>();
   p.cache = cache.params();
   p.rope = rope.params(eps);
-  p.tokens = tokens;
-  p.q_heads = q_heads;
-  p.kv_heads = kv_heads;
-  p.head_dim = head_dim;
-  p.q_stride = q.stride(0);
-  p.q_head_stride = q.stride(1);
-  p.k_stride = k.stride(0);
-  p.k_head_stride = k.stride(1);
-  p.v_stride = v.stride(0);
-  p.v_head_stride = v.stride(1);
+  set_queries(p, q, shape);
+  set_new_vectors(p, k, v);
   p.out_stride = out.stride(0);
   p.out_head_stride = out.stride(1);
   p.workspace = workspace.data<float>();
@@ -312,7 +295,6 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   p.pdl = pdl;
   p.batch = batch;
   p.scale = check_scale(out.op(), scale);
-  p.dtype = q.dtype();
   PHOTON_DISPATCH(fused_attention_decode, out, p);
 }
 

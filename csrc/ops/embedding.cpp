@@ -1,6 +1,7 @@
 // embedding_into, select_tokens_into: rows of matrices by token, and by a segment's last token.
 #include "common/decode_meta.h"
 #include "ops/dispatch.h"
+#include "ops/tables.h"
 #include "ops/weight_arg.h"
 
 namespace photon::ops {
@@ -10,10 +11,7 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
                const std::optional<Tensor>& embeds_) {
   Args arg("embedding_into");
   const Arg weight = arg("weight", weight_).floating().rank(2, "[vocab, hidden]").contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({Arg::kAny, kMetaColumns}, "[tokens, 4]")
-                              .contiguous();
+  const Arg decode_meta = meta_of(arg, decode_meta_, Arg::kAny, "[tokens, 4]");
   const Arg out = arg("out", out_)
                       .dtype_of(weight)
                       .shape({decode_meta.size(0), weight.size(1)},
@@ -40,10 +38,7 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
 void select_tokens(const Tensor& out_, const Tensor& x_, const Tensor& segments_) {
   Args arg("select_tokens_into");
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
+  const Arg segments = segments_of(arg, segments_);
   const Arg out = arg("out", out_)
                       .dtype_of(x)
                       .shape({segments.size(0), x.size(1)}, "[segments, hidden of x]")

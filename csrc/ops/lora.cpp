@@ -7,6 +7,7 @@
 #include "cpu/lora.h"
 #include "cuda/lora/lora.h"
 #include "ops/dispatch.h"
+#include "ops/tables.h"
 
 namespace photon::ops {
 namespace {
@@ -15,14 +16,8 @@ struct SlotArgs {
   Arg decode_meta, row_state;
 
   SlotArgs(Args& arg, const Tensor& decode_meta_, const Tensor& row_state_, int64_t tokens)
-      : decode_meta(arg("decode_meta", decode_meta_)
-                        .int32()
-                        .shape({tokens, kMetaColumns}, "[tokens of x, 4]")
-                        .contiguous()),
-        row_state(arg("row_state", row_state_)
-                      .int32()
-                      .shape({Arg::kAny, kRowColumns}, "[rows, 32]")
-                      .contiguous()) {}
+      : decode_meta(meta_of(arg, decode_meta_, tokens, "[tokens of x, 4]")),
+        row_state(row_state_of(arg, row_state_, "[rows, 32]")) {}
 
   TokenSlots slots(int64_t count) const {
     return {decode_meta.data<int32_t>(), row_state.data<int32_t>(), row_state.size(0), count};

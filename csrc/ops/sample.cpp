@@ -23,14 +23,8 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
                             .int32()
                             .shape({count, kMaskKeyColumns}, "[segments, (row, position, place)]")
                             .contiguous();
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({count, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
-  const Arg row_state = arg("row_state", row_state_)
-                            .int32()
-                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
-                            .contiguous();
+  const Arg segments = segments_of(arg, segments_, count);
+  const Arg row_state = row_state_of(arg, row_state_);
   const Arg row_errors =
       arg("row_errors", row_errors_).int32().shape({count}, "[segments]").contiguous();
   logits.written({&mask, &mask_keys, &segments, &row_state, &row_errors});
@@ -65,14 +59,8 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
                          .last_contiguous();
   const int64_t count = logits.size(0);
   const Arg out = arg("out", out_).int32().shape({count}, "[segments]").contiguous();
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({count, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
-  const Arg row_state = arg("row_state", row_state_)
-                            .int32()
-                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
-                            .contiguous();
+  const Arg segments = segments_of(arg, segments_, count);
+  const Arg row_state = row_state_of(arg, row_state_);
   const OptionalArg row_errors = arg("row_errors", row_errors_);
   if (row_errors)
     row_errors->int32()

@@ -21,10 +21,7 @@ void spatial_features(const Tensor& out_, const Tensor& decode_meta_, const Tens
                       const Tensor& size_, int64_t vocab, int64_t bins) {
   Args arg("spatial_features_into");
   const Arg out = arg("out", out_).floating().rank(2, "[tokens, width]").last_contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({out.size(0), kMetaColumns}, "[tokens of out, 4]")
-                              .contiguous();
+  const Arg decode_meta = meta_of(arg, decode_meta_, out.size(0), "[tokens of out, 4]");
   const Arg coordinate =
       arg("coordinate", coordinate_).float32().rank(1, "[frequencies]").contiguous();
   const Arg size =
@@ -59,10 +56,7 @@ void choose_value(const Tensor& sampled_, const Tensor& logits_, const Tensor& s
                          .floating()
                          .shape({count, Arg::kAny}, "[segments, 3 x bins]")
                          .last_contiguous();
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({count, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
+  const Arg segments = segments_of(arg, segments_, count);
   sampled.written({&logits, &segments});
   for (const Arg& table : tables.all) sampled.written({&table});
   if (logits.size(1) % kMostObjectValues != 0)

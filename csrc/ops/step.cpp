@@ -18,16 +18,10 @@ void begin_step(const std::vector<Tensor>& tables_, const Tensor& deltas_, const
                          .rank(1, "[words]")
                          .at_least(0, kDeltaHeader, "the header")
                          .contiguous();
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
+  const Arg segments = segments_of(arg, segments_);
   const Arg staged_ids = arg("staged_ids", staged_ids_).int32().rank(1, "[tokens]").contiguous();
   const int64_t num_tokens = staged_ids.size(0);
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({num_tokens, kMetaColumns}, "[tokens of staged_ids, 4]")
-                              .contiguous();
+  const Arg decode_meta = meta_of(arg, decode_meta_, num_tokens, "[tokens of staged_ids, 4]");
   const Arg counts = arg("counts", counts_)
                          .int32()
                          .shape({kCountsSize}, "[decode tokens, tokens, sampled segments]")
@@ -72,10 +66,7 @@ void carry_over_ids(const Tensor& next_, const Tensor& prev_, const Tensor& idx_
 void decode_meta_set(const Tensor& decode_meta_, const Tensor& tokens_, const Tensor& positions_,
                      const std::optional<Tensor>& rows_) {
   Args arg("decode_meta_set_");
-  const Arg decode_meta = arg("decode_meta", decode_meta_)
-                              .int32()
-                              .shape({Arg::kAny, kMetaColumns}, "[tokens, 4]")
-                              .contiguous();
+  const Arg decode_meta = meta_of(arg, decode_meta_, Arg::kAny, "[tokens, 4]");
   const int64_t num_tokens = decode_meta.size(0);
   const Arg tokens =
       arg("tokens", tokens_).int32().shape({num_tokens}, "[tokens of decode_meta]").contiguous();
@@ -101,10 +92,7 @@ void publish(const std::vector<Tensor>& tables_, const Tensor& out_record_, cons
              const std::optional<Tensor>& automata_) {
   Args arg("publish_");
   const TableArgs tables(arg, tables_);
-  const Arg segments = arg("segments", segments_)
-                           .int32()
-                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
-                           .contiguous();
+  const Arg segments = segments_of(arg, segments_);
   const int64_t count = segments.size(0);
   const Arg out_record = arg("out_record", out_record_)
                              .int32()

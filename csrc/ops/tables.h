@@ -1,13 +1,33 @@
-// The list of device tables that ops take.
+// The tables of a step, and the list of device tables, that ops take.
 #pragma once
 #include <initializer_list>
 #include <vector>
 
+#include "common/decode_meta.h"
 #include "common/params.h"
 #include "common/row_state.h"
 #include "ops/checks.h"
 
 namespace photon::ops {
+
+inline Arg meta_of(Args& arg, const Tensor& decode_meta, int64_t tokens, const char* meaning) {
+  return arg("decode_meta", decode_meta)
+      .int32()
+      .shape({tokens, kMetaColumns}, meaning)
+      .contiguous();
+}
+
+inline Arg segments_of(Args& arg, const Tensor& segments, int64_t count = Arg::kAny) {
+  return arg("segments", segments)
+      .int32()
+      .shape({count, kSegmentColumns}, "[segments, 4]")
+      .contiguous();
+}
+
+inline Arg row_state_of(Args& arg, const Tensor& row_state,
+                        const char* meaning = "[rows, columns of row_state.h]") {
+  return arg("row_state", row_state).int32().shape({Arg::kAny, kRowColumns}, meaning).contiguous();
+}
 
 // How errors name the tensors of a list of tables.
 constexpr const char* kTableNames[kMaxTables] = {"tables[0] (row_state)",

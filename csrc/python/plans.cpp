@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/attention_plan.h"
-#include "common/even_workspace.h"
+#include "common/balanced_workspace.h"
 #include "common/linear_plan.h"
 #include "common/lora.h"
 
@@ -146,8 +146,8 @@ void bind_plans(py::module_& m) {
         py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"), py::arg("page_size"),
         py::arg("workspace") = true);
   m.def("link_unsupported", &link_reason, py::arg("dtype"), py::arg("widths"));
-  m.attr("plan_tokens") =
-      py::make_tuple(kNarrowTokens, kMidTokens, kWarpTokens - 1, kBatchWarpTokens - 1, kEvenTokens);
+  m.attr("plan_tokens") = py::make_tuple(kNarrowTokens, kMidTokens, kWarpTokens - 1,
+                                         kBatchWarpTokens - 1, kBalancedTokens);
   m.def("linear_workspace_words", &linear_workspace_words, py::arg("tokens"), py::arg("k"));
   m.def("linear_norm_workspace_words", &linear_norm_workspace_words, py::arg("tokens"),
         py::arg("n"));

@@ -105,7 +105,7 @@ def _ops(one: Setting, step: str, modes: ExecutionModes) -> dict[str, Callable[[
     if step == "chunks":
         attention = {
             "attention of chunks": lambda tokens: _attention(
-                one, _C.plan_paged_attention, tokens, one.plan.even
+                one, _C.plan_paged_attention, tokens, one.plan.balanced_attention
             ),
             "attention of decode rows": decodes,
         }

@@ -144,8 +144,8 @@ class KernelPlan:
         hopper: attention and sampling ask for their Hopper kernels.
         decode: decode steps.
         chunks: steps with chunks of prompts.
-        even: with `hopper`, attention of chunks deals the work of a step evenly to all SMs, so that
-            a token's bits depend on what else is in the step.
+        balanced_attention: with `hopper`, attention of chunks deals the work of a step evenly to
+            all SMs, so that a token's bits depend on what else is in the step.
         batch_attention: with `hopper`, so do those of many decode tokens, whose attention sums in
             the order that is fastest.
 
@@ -155,12 +155,12 @@ class KernelPlan:
     hopper: bool = False
     decode: ExecutionModes = ExecutionModes()
     chunks: ExecutionModes = ExecutionModes()
-    even: bool = False
+    balanced_attention: bool = False
     batch_attention: bool = False
 
     def __post_init__(self) -> None:
         check_flag("KernelPlan: hopper", self.hopper)
-        check_flag("KernelPlan: even", self.even)
+        check_flag("KernelPlan: balanced_attention", self.balanced_attention)
         check_flag("KernelPlan: batch_attention", self.batch_attention)
         for name, modes in (("decode", self.decode), ("chunks", self.chunks)):
             if not isinstance(modes, ExecutionModes):
@@ -183,8 +183,8 @@ def plan_kernels(
     Hopper kernels take all of the model, which an exact engine asks, `hopper_unsupported` says.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
-    others in a chunk than where it decodes, but, unless `even` or `batch_attention`, no others for
-    what rides beside it.
+    others in a chunk than where it decodes. What else is in the step changes no bits, unless
+    `balanced_attention` or `batch_attention` is set.
     Steps with chunks are fused only where Hopper kernels take all linears. ConfigError: a value
     that `dtype`, `backend` or `exact` cannot have.
     """
@@ -201,7 +201,7 @@ def plan_kernels(
     most = most_batch_tokens(config) if batch else 0
     fused = ExecutionModes(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, most)
     chunks = fused if fits else plain
-    return KernelPlan(True, fused, chunks, even=torch_too, batch_attention=torch_too)
+    return KernelPlan(True, fused, chunks, balanced_attention=torch_too, batch_attention=torch_too)
 
 
 def most_batch_tokens(config: ModelConfig) -> int:
@@ -294,11 +294,11 @@ def chunk_attention_unsupported(config: ModelConfig, target: Target, dtype: str)
     return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, ANY_PAGE, workspace=False)[1]
 
 
-def even_attention_unsupported(
+def balanced_attention_unsupported(
     config: ModelConfig, target: Target, dtype: str, page_size: int
 ) -> str | None:
-    """Of attention of chunks as KernelPlan.even has it; where it does not take the model, chunks
-    attend as without.
+    """Of attention of chunks as KernelPlan.balanced_attention has it; where it does not take the
+    model, chunks attend as without.
     """
     heads = config.q_heads, config.kv_heads, config.head_dim
     return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, page_size)[1]

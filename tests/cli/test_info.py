@@ -110,7 +110,7 @@ def test_a_plan_is_a_table_of_ops_by_tokens(capsys: pytest.CaptureFixture[str]) 
     assert lines.count(down) == 1
     assert [*down, "cuBLAS"] in lines  # in steps with chunks
     assert ["attention", *["split_attention"] * 2, *["batch_attention"] * 2] in lines
-    chunks = [*["even_attention"] * 4, "chunk_attention*"]  # of more than 4,096 tokens
+    chunks = [*["balanced_attention"] * 4, "chunk_attention*"]  # of more than 4,096 tokens
     assert ["attention", "of", "chunks", *chunks] in lines
 
 

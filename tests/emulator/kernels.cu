@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/row_tile_map.cuh"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -294,11 +294,11 @@ __global__ void box_kernel(uint32_t* out, const __grid_constant__ CUtensorMap in
 
 constexpr int kMapBlocks = 8;
 
-__global__ void half_tile_kernel(uint32_t* out, const __grid_constant__ HalfTileMap weight, int row,
-                                 int block) {
-  show_copy(out, kMapBlocks * kSliceBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
-    prefetch_half_tile_map(weight);
-    copy_half_tile(shared + kHalfTileAlignment, weight, row, block, barrier, evict_first());
+__global__ void row_tile_kernel(uint32_t* out, const __grid_constant__ RowTileMap weight, int row,
+                                int block) {
+  show_copy(out, kMapBlocks * kKBlockBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
+    prefetch_row_tile_map(weight);
+    copy_row_tile(shared + 1024, weight, row, block, barrier, evict_first());
   });
 }
 
@@ -631,11 +631,11 @@ EXPORT int box(uint32_t* out, const float* in, const int64_t* numbers, int shift
   return launch(box_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out,
                 map, place, bytes, shift, bug);
 }
-EXPORT int half_tile(uint32_t* out, const void* weight, int64_t rows, int64_t k, int64_t stride,
-                     int row, int block) {
-  HalfTileMap map;
-  if (const int error = make_half_tile_map(map, kMapBlocks, weight, rows, k, stride)) return error;
-  return launch(half_tile_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr,
+EXPORT int row_tile(uint32_t* out, const void* weight, int64_t rows, int64_t k, int64_t stride,
+                    int row, int block) {
+  RowTileMap map;
+  if (const int error = make_row_tile_map(map, kMapBlocks, weight, rows, k, stride)) return error;
+  return launch(row_tile_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr,
                 out, map, row, block);
 }
 EXPORT int async(float* out, const float* in, int tiles, int valid_tiles, int bug) {

@@ -112,7 +112,7 @@ def test_readers_of_a_ring_run_apart(emulator: Emulator) -> None:
     assert any(is_found(seed) for seed in SEEDS)
 
 
-BOX_FLOATS = 4096  # of shared memory, as box and half_tile show it
+BOX_FLOATS = 4096  # of shared memory, as box and row_tile show it
 
 
 class Box(NamedTuple):
@@ -264,19 +264,19 @@ def test_tensor_maps_that_the_driver_refuses(
 @pytest.mark.parametrize(
     ("rows", "k", "row", "block"), [(24, 512, 8, 0), (21, 576, 16, 8), (3, 64, 0, 0)]
 )
-def test_a_half_tile_of_a_weight(
+def test_a_row_tile_of_a_weight(
     emulator: Emulator, rows: int, k: int, row: int, block: int
 ) -> None:
-    """As half_tile_map.cuh has it: by blocks of 64 columns, swizzled, and zeros outside of the
+    """As row_tile_map.cuh has it: by blocks of 64 columns, swizzled, and zeros outside of the
     weight.
     """
     weight = in_wider_tokens(randn(rows, k, dtype=torch.bfloat16, device="cpu"), 16)
     out = torch.zeros(2 * BOX_FLOATS, dtype=torch.bfloat16)
-    emulator.launch("half_tile", out, weight, rows, k, weight.stride(0), row, block)
-    half_tile = torch.zeros(8, 512, dtype=torch.bfloat16)
+    emulator.launch("row_tile", out, weight, rows, k, weight.stride(0), row, block)
+    row_tile = torch.zeros(8, 512, dtype=torch.bfloat16)
     part = weight[row : row + 8, 64 * block : 64 * block + 512]
-    half_tile[: part.shape[0], : part.shape[1]] = part
-    assert_shown(out, swizzled(half_tile.unflatten(1, (8, 64)).transpose(0, 1)), shift=1024)
+    row_tile[: part.shape[0], : part.shape[1]] = part
+    assert_shown(out, swizzled(row_tile.unflatten(1, (8, 64)).transpose(0, 1)), shift=1024)
 
 
 @pytest.mark.parametrize(("tiles", "valid"), [(1, 1), (6, 6), (7, 4)])

@@ -23,7 +23,7 @@ CompletedTests: TypeAlias = "subprocess.CompletedProcess[str]"
 ATTENTIONS = (
     "attention",
     "batch_attention",
-    "even_attention",
+    "balanced_attention",
     "mixed_attention",
     "split_attention",
 )

@@ -124,7 +124,7 @@ def test_the_kernels_that_a_plan_names_are_those_that_run(
     modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
     given = {
         "shape": shape,
-        "plan": [plan.hopper, *modes, plan.even, plan.batch_attention],
+        "plan": [plan.hopper, *modes, plan.balanced_attention, plan.batch_attention],
         "dtype": dtype,
         "tokens": tokens,
     }

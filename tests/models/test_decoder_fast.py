@@ -365,7 +365,9 @@ def test_attention_of_a_batch_serves_decode_rows_alone_and_beside_chunks(
         lambda *a, **options: asked.append((len(a[1]), options["batch"])) or op(*a, **options),
     )
     count = LEAST_BATCH_TOKENS + 1
-    plan = KernelPlan(hopper=True, decode=modes, chunks=modes, even=True, batch_attention=True)
+    plan = KernelPlan(
+        hopper=True, decode=modes, chunks=modes, balanced_attention=True, batch_attention=True
+    )
     sizes = {"rows": count, "max_step_tokens": BATCH_TOKENS}
     rows, steps = [*range(1, count)], []
     for options in ({}, {"plan": plan}):

@@ -25,8 +25,8 @@ from photon_ext.models.kernel_plan import (
     ExecutionModes,
     KernelPlan,
     Target,
+    balanced_attention_unsupported,
     batch_unsupported,
-    even_attention_unsupported,
     gpu_target,
     hopper_unsupported,
     linears_unsupported,
@@ -88,7 +88,7 @@ def test_on_an_h200_published_models_run_hopper_kernels_and_then_torchs_products
 @pytest.mark.parametrize(
     ("exact", "most", "kernel"), [(True, 96, "warp_attention"), (False, 32, "batch_attention")]
 )
-def test_many_rows_attend_by_lone_warps_where_heads_have_128_dims(
+def test_many_rows_attend_by_one_warp_ctas_where_heads_have_128_dims(
     name: str, by_warps: bool, exact: bool, most: int, kernel: str
 ) -> None:
     """Where bits may depend on the step, in an order of its own, which pays from fewer rows on."""
@@ -102,26 +102,26 @@ def test_many_rows_attend_by_lone_warps_where_heads_have_128_dims(
     assert runs(entries, "chunks", "rotation") == [(1, None, "rope_append_kv")]
 
 
-def test_chunks_attend_in_even_shares_but_where_bits_must_not_depend_on_the_step() -> None:
+def test_chunks_attend_balanced_but_where_bits_must_not_depend_on_the_step() -> None:
     """In pages of whole runs of 16, heads of 64 or 128 dims, and on devices with the kernels."""
     config = NAMED_SHAPES["qwen3-4b"]
     op = "chunks", "attention of chunks"
     plan = plan_kernels(config, H200, "bfloat16")
-    assert plan.even
+    assert plan.balanced_attention
     assert plan.batch_attention
     assert not plan_kernels(config, H200, "bfloat16", exact=True).batch_attention
-    even = [(1, 4096, "even_attention"), (4097, None, "chunk_attention")]
-    assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 32)), *op) == even
+    balanced = [(1, 4096, "balanced_attention"), (4097, None, "chunk_attention")]
+    assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 32)), *op) == balanced
     otherwise = [(1, None, "chunk_attention")]
     assert runs(table(config, exact=True), *op) == otherwise
     assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 24)), *op) == otherwise
     assert runs(table(replace(config, head_dim=96)), *op) == otherwise
-    assert not plan_kernels(config, H200, "bfloat16", "portable").even
-    why = even_attention_unsupported(config, H200, "bfloat16", 24)
+    assert not plan_kernels(config, H200, "bfloat16", "portable").balanced_attention
+    why = balanced_attention_unsupported(config, H200, "bfloat16", 24)
     assert why == "the page size is not a multiple of 16 (24)"
 
 
-def test_lone_warps_need_pages_of_whole_tiles_and_few_query_heads() -> None:
+def test_one_warp_ctas_need_pages_of_whole_tiles_and_few_query_heads() -> None:
     config = NAMED_SHAPES["qwen3-4b"]
     plan = plan_kernels(config, H200, "bfloat16")
     odd_pages = step_kernels(Setting(config, H200, "bfloat16", plan, page_size=24))
@@ -176,7 +176,11 @@ def test_a_model_whose_linears_do_not_all_fit_is_fused_where_it_decodes_alone() 
     config = replace(CONFIG, q_heads=7, kv_heads=1, head_dim=96)
     entries, why = table(config), "the number of columns is no multiple of 64 (672)"
     plan = KernelPlan(
-        True, ExecutionModes(64, 32), ExecutionModes(0, 32), even=True, batch_attention=True
+        True,
+        ExecutionModes(64, 32),
+        ExecutionModes(0, 32),
+        balanced_attention=True,
+        batch_attention=True,
     )
     assert plan_kernels(config, H200, "bfloat16") == plan
     assert runs(entries, "decode", "o") == [(1, 64, "tile"), (65, None, "cuBLAS")]
@@ -362,7 +366,10 @@ def test_a_plan_that_is_none_is_refused() -> None:
         (lambda: ExecutionModes(-1), "fused_tokens is -1; give an integer from 0 to"),
         (lambda: ExecutionModes(True), "ExecutionModes: fused_tokens is True; give an integer"),
         (lambda: KernelPlan(hopper=1), "KernelPlan: hopper is 1; give True or False"),
-        (lambda: KernelPlan(even=1), "KernelPlan: even is 1; give True or False"),
+        (
+            lambda: KernelPlan(balanced_attention=1),
+            "KernelPlan: balanced_attention is 1; give True or False",
+        ),
         (
             lambda: KernelPlan(batch_attention=1),
             "KernelPlan: batch_attention is 1; give True or False",

@@ -26,8 +26,8 @@ EPS = 1e-5
 # (n, k): one element; k of whole packs of 8 but not of 32; k of neither; k of many packs.
 SHAPES = [(1, 1), (7, 40), (100, 577), (100, 576)]
 # For the Hopper kernels, which want k of whole blocks of 64: n of whole tiles of 16; of one
-# half_tile of 8, whose columns two blocks share; of an odd number of half_tiles; of no whole
-# half_tiles; of several passes.
+# row_tile of 8, whose columns two blocks share; of an odd number of row_tiles; of no whole
+# row_tiles; of several passes.
 ALIGNED = [(64, 64), (8, 1088), (72, 320), (21, 192), (264, 576)]
 
 # For the groups of tokens: few tiles, which 17 tokens share out; the same where two parts of the

@@ -74,8 +74,8 @@ def test_what_a_tool_misjudges_is_left_to_the_others() -> None:
 def test_synccheck_has_room_for_the_barriers_of_a_block() -> None:
     names = {
         "kMaxStages": "linear/stream_common.cuh",
-        "kMaxXStages": "linear/stream_wide.cuh",
-        "kGroups": "linear/stream_wide.cuh",
+        "kMaxXStages": "linear/mid_linear.cuh",
+        "kGroups": "linear/mid_linear.cuh",
     }
     files = {name: (run.ROOT / "csrc" / "cuda" / file).read_text() for name, file in names.items()}
     most = {name: int(re.search(rf"\b{name} = (\d+)", text)[1]) for name, text in files.items()}  # type: ignore[index]

@@ -3,8 +3,8 @@
 #include "common/fallbacks.h"
 #include "common/kv.h"
 #include "cuda/attention/attend.cuh"
+#include "cuda/attention/balanced_attention.h"
 #include "cuda/attention/chunk_attention.h"
-#include "cuda/attention/even_attention.h"
 #include "cuda/attention/rotate.cuh"
 #include "cuda/attention/split_attention.h"
 #include "cuda/attention/warp_attention.h"
@@ -169,8 +169,8 @@ int paged_attention(const PagedAttentionParams& p, void* stream) {
   if (p.tokens == 0 || p.q_heads == 0) return 0;
   const KernelChoice<AttentionKernel> choice = plan_attention(p, current_gpu());
   switch (choice.kernel) {
-    case AttentionKernel::kEven:
-      return even_attention(p, stream);
+    case AttentionKernel::kBalanced:
+      return balanced_attention(p, stream);
     case AttentionKernel::kChunk:
       return chunk_attention(p, stream);
     default:

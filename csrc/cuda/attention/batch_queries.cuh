@@ -1,5 +1,5 @@
-// The queries of a lone warp's tile range, and the new key and value, where bits may depend on the
-// batch: as warp_sums.cuh, but eight lanes have a vector, so that four are normalized and
+// The queries of a one-warp CTA's tile range, and the new key and value, where bits may depend on
+// the batch: as warp_sums.cuh, but eight lanes have a vector, so that four are normalized and
 // rotated side by side, and squares are summed in another order.
 #pragma once
 #include "common/kv.h"

@@ -1,8 +1,8 @@
-// One step of a lone warp in an order of summation of its own, for calls whose bits may depend on
-// the batch. It takes half the instructions of warp_sums.cuh: positions, and then dims, are the 16
-// rows of a matrix instruction and query heads its 8 columns; all tiles of a step share one highest
-// score; values are added to the sums by the instruction itself; and the sums of a group that a
-// warp has as a whole run on across its splits.
+// One step of a one-warp CTA in an order of summation of its own, for calls whose bits may depend
+// on the batch. It takes half the instructions of warp_sums.cuh: positions, and then dims, are the
+// 16 rows of a matrix instruction and query heads its 8 columns; all tiles of a step share one
+// highest score; values are added to the sums by the instruction itself; and the sums of a group
+// that a warp has as a whole run on across its splits.
 #pragma once
 #include "cuda/attention/batch_queries.cuh"
 

@@ -115,7 +115,7 @@ template <typename T, bool kVector>
 __global__ void __launch_bounds__(kMostThreads, kCtas<T, kVector>)
     rope_append_kv_kernel(const RopeAppendKvParams p, const HeadGrid grid) {
   wait_for_earlier();
-  let_next_start();  // what it has to find out first takes even_attention longer than this
+  let_next_start();  // what it has to find out first takes balanced_attention longer than this
   const int index = static_cast<int>(grid.ctas.divides(blockIdx.x)),
             part = static_cast<int>(blockIdx.x - index * grid.ctas.of);
   const int thread = part * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x),

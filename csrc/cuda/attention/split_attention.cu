@@ -221,9 +221,10 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   const CtaSplits computed = CtaSplits::of_cta<kMany>(grid, own);
   CtaRanges<kMany>::make_order(grid, computed, shared.reduction.order);
   const RangeCursor first = CtaRanges<kMany>(grid, computed, shared.reduction.order).first(own);
-  const CtaSplits& share = kMany ? computed.kept_in(shared.shares[Shape::warp()]) : computed;
-  const CtaRanges<kMany> ranges(grid, share, shared.reduction.order);
-  const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
+  const CtaSplits& cta_splits =
+      kMany ? computed.kept_in(shared.cta_splits[Shape::warp()]) : computed;
+  const CtaRanges<kMany> ranges(grid, cta_splits, shared.reduction.order);
+  const ClusterReduction<kHeadDim, kHalves> reduction(grid, cta_splits, first, shared);
   if (grid.rank_bits > 0) reduction.open();
   Ring ring(grid, ranges, first, shared.ring);
   bool is_live = false, is_begin = true;
@@ -249,7 +250,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       if (!range.has_range(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, range);
-      blocks = share.in_clusters ? 0 : ranges.ranges_of(range);
+      blocks = cta_splits.in_clusters ? 0 : ranges.ranges_of(range);
       steps = range.steps(grid);
       new_position = range.new_position();
       wait_for_earlier();
@@ -335,7 +336,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   // end for the end of all of them.
   wait_for_earlier();
   reduction.merge();
-  if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
+  if (cta_splits.has_dead) clear_dead_tokens<kHeadDim>(grid);
   stamps.at(Point::kStored);
 }
 

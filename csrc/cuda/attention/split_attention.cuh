@@ -156,7 +156,7 @@ struct SplitShared {
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
   alignas(16) ReductionMemory<kQueries, kReductionPlaces> reduction;
-  CtaSplits shares[Shape::kWarps];  // the same in all, where registers are few
+  CtaSplits cta_splits[Shape::kWarps];  // the same in all, where registers are few
   bool is_last;
 };
 

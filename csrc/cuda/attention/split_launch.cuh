@@ -17,8 +17,8 @@ inline int64_t token_split_groups(const FusedAttentionDecodeParams& p) {
 }
 
 // How CTAs divide the work. A cluster has 2^rank_bits CTAs, of which each merges so many pieces of
-// a query's sums; where CTAs take whole split-KV groups, no share (or, with more tokens
-// than lanes, no context) has more than so many positions more than an even share.
+// a query's sums; where CTAs take whole split-KV groups, no CTA range (or, with more tokens
+// than lanes, no context) has more than so many positions more than an equal division.
 struct Division {
   int64_t blocks;
   int rank_bits;

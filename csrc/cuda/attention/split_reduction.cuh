@@ -28,10 +28,10 @@ struct ClusterReduction {
   Shared& shared;
   int token, splits, first_head, queries;  // queries: 0 where there is nothing to reduce
 
-  __device__ ClusterReduction(const SplitGrid& grid, const CtaSplits& share,
+  __device__ ClusterReduction(const SplitGrid& grid, const CtaSplits& cta_splits,
                               const RangeCursor& range, Shared& shared)
       : grid(grid), shared(shared) {
-    const bool reduces = share.in_clusters && range.index < grid.tokens && range.length > 0;
+    const bool reduces = cta_splits.in_clusters && range.index < grid.tokens && range.length > 0;
     const SplitGroupHeads heads =
         SplitGroupHeads::of(grid, range.split_group, kHalves * kHalfQueries);
     token = range.index;

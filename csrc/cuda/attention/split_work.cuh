@@ -1,7 +1,7 @@
 // Which splits of which tokens a CTA of split attention takes. A work item is the positions of one
 // step of a CTA. The work items of all split-KV groups, laid end to end, are cut into as many equal
-// shares as there are CTAs, and a split belongs to the share in which it begins. Where that is
-// about as even, or of many tokens no context is longer than a share and the slack, a CTA takes
+// CTA ranges as there are CTAs, and a split belongs to the range in which it begins. Where that is
+// about as even, or of many tokens no context is longer than a CTA range and the slack, a CTA takes
 // whole split-KV groups instead (split_ranges.cuh). Where split-KV groups are few, each has a
 // cluster of CTAs, which divide its splits (split_reduction.cuh). Which way is taken changes no bit
 // of a result, because what a split adds up to, and the order in which splits are reduced, depend
@@ -65,14 +65,15 @@ struct TokenCut {
   }
 };
 
-// A CTA's share of the work of all split-KV groups: some of their work items; or, where that is
+// A CTA's range of the work of all split-KV groups: some of their work items; or, where that is
 // about as even, whole split-KV groups, whose splits need no reduction across CTAs then.
 struct CtaSplits {
   // How many more positions a CTA may take in a cluster than in an even division, because that
   // saves the reduction in global memory.
   static constexpr unsigned kClusterTokens = 256;
 
-  // In work items; or in split-KV groups, of which with many tokens the end is that of all shares.
+  // In work items; or in split-KV groups, of which with many tokens the end is that of all CTA
+  // ranges.
   unsigned each, begin, end;
   bool in_clusters;      // a cluster has a split-KV group
   bool of_split_groups;  // a CTA has whole split-KV groups
@@ -120,7 +121,7 @@ struct CtaSplits {
     return place;
   }
 
-  // How much of a share a split-KV group is, in the units of `each`.
+  // How much of a CTA range a split-KV group is, in the units of `each`.
   __device__ unsigned size_of(unsigned items) const {
     return of_split_groups ? min(items, 1u) : items;
   }
@@ -198,7 +199,7 @@ struct RangeCursor {
   int index;             // of the token; grid.tokens: there are no more tile ranges
   unsigned split_group;  // of the token
   union {
-    // where the share's count of work items or split-KV groups comes to it
+    // where the CTA range's count of work items or split-KV groups comes to it
     unsigned split_group_begin;
     unsigned turn;  // that the split-KV group is taken in (split_ranges.cuh)
   };
@@ -207,27 +208,27 @@ struct RangeCursor {
   TokenCut cut;
   int split, end_split;
 
-  // Finds the share's first tile range; in a cluster, the CTA's part of the cluster's split-KV
+  // Finds the CTA range's first tile range; in a cluster, the CTA's part of the cluster's split-KV
   // group, which CTAs without splits get to know, too. `own`: as in CtaSplits::of_cta().
   template <bool kMany>
-  __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
-    if (share.in_clusters) return seek_cluster(grid, own);
+  __device__ void seek(const SplitGrid& grid, const CtaSplits& cta_splits, const TokenCut& own) {
+    if (cta_splits.in_clusters) return seek_cluster(grid, own);
     split_group_begin = 0;
-    seek_token<kMany>(grid, share, own);
+    seek_token<kMany>(grid, cta_splits, own);
     if (index >= grid.tokens) return;
     open_first_token(grid, own);
-    split_group = share.begin - split_group_begin;
+    split_group = cta_splits.begin - split_group_begin;
     split = 0;
-    if (share.of_split_groups) {
-      split_group_begin = share.begin;
+    if (cta_splits.of_split_groups) {
+      split_group_begin = cta_splits.begin;
     } else {
       const unsigned within = split_group;
       split_group = within / cut.items;
       split_group_begin += split_group * cut.items;
-      split = cut.splits_of(share.begin - split_group_begin);
+      split = cut.splits_of(cta_splits.begin - split_group_begin);
     }
-    close_range(share);
-    if (split >= cut.splits) next(grid, share);
+    close_range(cta_splits);
+    if (split >= cut.splits) next(grid, cta_splits);
     if (split >= end_split) index = grid.tokens;
   }
 
@@ -243,11 +244,11 @@ struct RangeCursor {
   // There are no more tile ranges.
   __device__ void close(const SplitGrid& grid) { index = grid.tokens; }
 
-  // Whether the share has ended is asked first, because many dead tokens may follow its last live
-  // one, and each of them would cost a load.
-  __device__ void next(const SplitGrid& grid, const CtaSplits& share) {
-    split_group_begin += share.size_of(cut.items);
-    if (share.in_clusters || split_group_begin >= share.end) {
+  // Whether the CTA range has ended is asked first, because many dead tokens may follow its last
+  // live one, and each of them would cost a load.
+  __device__ void next(const SplitGrid& grid, const CtaSplits& cta_splits) {
+    split_group_begin += cta_splits.size_of(cut.items);
+    if (cta_splits.in_clusters || split_group_begin >= cta_splits.end) {
       index = grid.tokens;
       return;
     }
@@ -258,7 +259,7 @@ struct RangeCursor {
       while (index < grid.tokens && grid.kv_len(index) == 0) ++index;
       if (index < grid.tokens) open_token(grid);
     }
-    close_range(share);
+    close_range(cta_splits);
   }
 
   __device__ bool has_range(const SplitGrid& grid) const {
@@ -281,11 +282,11 @@ struct RangeCursor {
   }
 
   // How many CTAs have tile ranges of the split-KV group.
-  __device__ int ranges(const CtaSplits& share) const {
-    if (share.of_split_groups) return 1;
-    if (cut.split_items > share.each) return cut.splits;
+  __device__ int ranges(const CtaSplits& cta_splits) const {
+    if (cta_splits.of_split_groups) return 1;
+    if (cut.split_items > cta_splits.each) return cut.splits;
     const unsigned last = split_group_begin + (cut.splits - 1) * cut.split_items;
-    return static_cast<int>(last / share.each - split_group_begin / share.each) + 1;
+    return static_cast<int>(last / cta_splits.each - split_group_begin / cta_splits.each) + 1;
   }
 
  private:
@@ -302,24 +303,25 @@ struct RangeCursor {
     end_split = cut.split_of(grid, rank + 1);
   }
 
-  // Finds the token in which the share begins, and where that token begins in the count of work
+  // Finds the token in which the CTA range begins, and where that token begins in the count of work
   // items or split-KV groups. The whole warp must call it.
   template <bool kMany>
-  __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
+  __device__ void seek_token(const SplitGrid& grid, const CtaSplits& cta_splits,
+                             const TokenCut& own) {
     const int lane = threadIdx.x % kWarpSize;
     int from = 0;
 #pragma unroll 1
     do {
       unsigned items = own.items;
       if (kMany) items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
-      const unsigned size = share.size_of(items) * grid.token_split_groups.of;
+      const unsigned size = cta_splits.size_of(items) * grid.token_split_groups.of;
       unsigned end = size;
 #pragma unroll
       for (int offset = 1; offset < kWarpSize; offset *= 2) {
         const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
         if (lane >= offset) end += before;
       }
-      const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
+      const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > cta_splits.begin);
       if (beyond != 0) {
         const int found = __ffs(static_cast<int>(beyond)) - 1;
         index = from + found;
@@ -346,10 +348,10 @@ struct RangeCursor {
     cut = own.of_lane(index);
   }
 
-  __device__ void close_range(const CtaSplits& share) {
-    const unsigned left = share.end - min(split_group_begin, share.end);
+  __device__ void close_range(const CtaSplits& cta_splits) {
+    const unsigned left = cta_splits.end - min(split_group_begin, cta_splits.end);
     end_split = left > 0 ? cut.splits : 0;
-    if (!share.of_split_groups && left < cut.items) end_split = cut.splits_of(left);
+    if (!cta_splits.of_split_groups && left < cut.items) end_split = cut.splits_of(left);
   }
 };
 

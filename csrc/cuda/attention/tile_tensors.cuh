@@ -1,7 +1,7 @@
 // Keys and values of a cache as tensor copies see them.
 #pragma once
 #include "common/kv.h"
-#include "cuda/half_tile_map.cuh"
+#include "cuda/row_tile_map.cuh"
 
 namespace photon::cuda {
 
@@ -15,7 +15,7 @@ struct TileTensor {
   TileTensor(int64_t page, int64_t token, int64_t head, int64_t pages)
       : page_rows(static_cast<int>(page / token)),
         head_rows(static_cast<int>(head / token)),
-        head_slices(static_cast<int>(head % token / kSliceColumns)),
+        head_slices(static_cast<int>(head % token / kKBlockColumns)),
         rows(static_cast<int>(page / token * pages)) {}
 
   __device__ int row(int32_t page, int32_t head, int32_t token) const {
@@ -29,7 +29,7 @@ struct TileTensor {
 
 // Both, a kernel parameter. A tile is kRunTokens positions of a page, from a multiple of them on.
 struct TileTensors {
-  HalfTileMap k_map = {}, v_map = {};
+  RowTileMap k_map = {}, v_map = {};
   TileTensor k, v;
 
   explicit TileTensors(const KvCache& c)
@@ -39,10 +39,10 @@ struct TileTensors {
   // Returns the CUDA error. A copy brings `slices` slices of a tile. A map's rows are all positions
   // of all heads, or of the first one alone where rows have the heads side by side.
   int make_maps(const KvCache& c, int slices) {
-    const auto make = [&](HalfTileMap& map, const void* base, const TileTensor& tensor,
+    const auto make = [&](RowTileMap& map, const void* base, const TileTensor& tensor,
                           int64_t token_stride) {
-      return make_half_tile_map(map, slices, base, tensor.rows, token_stride, token_stride,
-                                kRunTokens);
+      return make_row_tile_map(map, slices, base, tensor.rows, token_stride, token_stride,
+                               kRunTokens);
     };
     const int error = make(k_map, c.k, k, c.k_token_stride);
     return error != 0 ? error : make(v_map, c.v, v, c.v_token_stride);

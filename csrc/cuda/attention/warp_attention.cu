@@ -9,7 +9,7 @@
 
 #include "common/attention_plan.h"
 #include "cuda/attention/batch_sums.cuh"
-#include "cuda/attention/lone_warp.cuh"
+#include "cuda/attention/one_warp_cta.cuh"
 #include "cuda/attention/split_launch.cuh"
 #include "cuda/attention/warp_sums.cuh"
 #include "cuda/launch.cuh"
@@ -22,8 +22,8 @@ namespace {
 constexpr int kSmWarps = 8;
 // Where the order is free a step has half the instructions, and a warp may have a longer context
 // whole: 128 of 32 to 407 positions took 52 us, and 60 with the smaller slack, by which splits of
-// many of them meet in the workspace (H100). Alone it reads faster than an even share of the device
-// would let it. With 1,280 it would be what 64 of 64 to 1,136 positions wait for.
+// many of them meet in the workspace (H100). Alone it reads faster than an equal division of the
+// device would let it. With 1,280 it would be what 64 of 64 to 1,136 positions wait for.
 constexpr int kSlackTokens = 64, kBatchSlackTokens = 640;
 
 template <typename Sums>
@@ -34,13 +34,13 @@ __device__ void attend_by_warps(const RopeParams& rope, float scale, const Split
   auto& shared = *reinterpret_cast<WarpShared<kHeadDim>*>(dynamic_shared());
   shared.open(tensors);
   TokenCut own;
-  const CtaSplits share = CtaSplits::of_cta<true>(grid, own);
-  CtaRanges<true>::make_order(grid, share, shared.order);
-  const CtaRanges<true> ranges(grid, share, shared.order);
+  const CtaSplits cta_splits = CtaSplits::of_cta<true>(grid, own);
+  CtaRanges<true>::make_order(grid, cta_splits, shared.order);
+  const CtaRanges<true> ranges(grid, cta_splits, shared.order);
   TileLoader<kHeadDim> loader(grid, tensors, ranges, ranges.first(own), shared);
-  LoneWarp<Sums>(rope, scale, grid, partials, ranges, loader, shared).attend();
+  OneWarpCta<Sums>(rope, scale, grid, partials, ranges, loader, shared).attend();
   wait_for_earlier();  // also without work: see split_attention.cu
-  if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
+  if (cta_splits.has_dead) clear_dead_tokens<kHeadDim>(grid);
 }
 
 // The order of summation of split_attention.cu.
@@ -69,7 +69,7 @@ template <int kHeadDim>
 int launch_warps(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(kSmWarps * (sizeof(WarpShared<kHeadDim>) + kReservedBytes) <= kSmBytes);
   TileTensors tensors(p.cache);
-  if (const int error = tensors.make_maps(p.cache, kHeadDim / kSliceColumns)) return error;
+  if (const int error = tensors.make_maps(p.cache, kHeadDim / kKBlockColumns)) return error;
   LaunchShape shape{sms() * kSmWarps, kWarpSize};
   shape.shared_bytes = sizeof(WarpShared<kHeadDim>);
   shape.pdl = p.pdl;

@@ -1,4 +1,4 @@
-// One step of a lone warp: scores, weights and sums of four tiles, in the order of summation of
+// One step of a one-warp CTA: scores, weights and sums of four tiles, in the order of summation of
 // split_attention.cuh. What the warps of a CTA hand over to each other there stays in registers
 // here: a lane's scores of two instructions are what it needs as the left operand of the next one.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace photon::cuda {
 
-// The queries of a lone warp's tile range, and the new key and value: norm, rotation, and their
+// The queries of a one-warp CTA's tile range, and the new key and value: norm, rotation, and their
 // places.
 
 // A tile range's rotated queries, as a lane holds them for matrix instructions: query g, columns

@@ -1,4 +1,4 @@
-// Tiles of keys and values on their way into the shared memory of a lone warp of split attention
+// Tiles of keys and values on their way into the shared memory of a one-warp CTA of split attention
 // (warp_attention.cu).
 //
 // There are four tiles of 16 positions: those of one step. Each has the keys first and then the
@@ -17,20 +17,20 @@ namespace photon::cuda {
 
 static_assert(kTileTokens == kRunTokens);
 
-// How a lone warp divides a head.
+// How a one-warp CTA divides a head.
 template <int kHeadDim>
 struct WarpShape {
   static constexpr int kTiles = kWarpGroupTokens / kTileTokens;  // of a step
   static constexpr int kStepTokens = kWarpGroupTokens, kItemBits = 6;
   static constexpr int kFragments = kHeadDim / 16, kVectors = kHeadDim / kPack;
-  static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static constexpr int kSliceBytes = kTileTokens * kSliceColumns * 2;
+  static constexpr int kSlices = kHeadDim / kKBlockColumns;
+  static constexpr int kSliceBytes = kTileTokens * kKBlockColumns * 2;
   static constexpr int kTileBytes = kSlices * kSliceBytes;
-  static constexpr int kSliceVectors = kSliceColumns / kPack;
+  static constexpr int kSliceVectors = kKBlockColumns / kPack;
 
   // Where a vector of a tile is; those of the slice's other columns by an exclusive or.
   __device__ static int place(int token, int vector) {
-    return vector / kSliceVectors * kSliceBytes + token * kSliceColumns * 2 +
+    return vector / kSliceVectors * kSliceBytes + token * kKBlockColumns * 2 +
            (vector % kSliceVectors ^ token % 8) * 16;
   }
   // How far a fragment of 16 columns is from the first one: to be added, and to be xor-ed.
@@ -63,8 +63,8 @@ struct WarpShared {
 #pragma unroll
       for (Barrier& barrier : full) init_barrier(&barrier, 1);
       fence_barriers();
-      prefetch_half_tile_map(tensors.k_map);
-      prefetch_half_tile_map(tensors.v_map);
+      prefetch_row_tile_map(tensors.k_map);
+      prefetch_row_tile_map(tensors.v_map);
     }
     __syncwarp();
   }
@@ -142,7 +142,7 @@ class TileLoader {
 
  private:
   template <int kTiles>
-  __device__ void request(int first, const HalfTileMap& map, const TileTensor& tensor) const {
+  __device__ void request(int first, const RowTileMap& map, const TileTensor& tensor) const {
     const uint32_t wanted = loaded_ >> first & ((1u << kTiles) - 1);
     if (wanted == 0) return;
     const int own = tensor.row(page_of_tile_, head_of_tile_, token_of_tile_);
@@ -155,8 +155,8 @@ class TileLoader {
       if ((wanted >> i & 1) == 0) continue;
       const int tile = first + i;
       arrive_expecting(&shared_.full[tile], Shape::kTileBytes);
-      copy_half_tile(shared_.tiles[tile], map, rows[i], head_of_tile_ * tensor.head_slices,
-                     &shared_.full[tile], evict_first());
+      copy_row_tile(shared_.tiles[tile], map, rows[i], head_of_tile_ * tensor.head_slices,
+                    &shared_.full[tile], evict_first());
     }
   }
 

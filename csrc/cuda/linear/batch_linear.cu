@@ -120,15 +120,15 @@ __global__ void __maxnreg__(kSumRegisters) sum_norm_kernel(const SumNormParams p
 // so that the next kernel's CTAs spread evenly, too (residency.cuh).
 int64_t at_least_all_sms(int64_t ctas) { return std::max<int64_t>(ctas, kBatchSms); }
 
-// Of pairs of rows, row i and row i + n / 2, boxes of one slice of `pairs` of them, the two of each
-// side by side.
-int make_pair_map(HalfTileMap& map, const Weight& w, int pairs) {
+// Of pairs of rows, row i and row i + n / 2, boxes of one K block of `pairs` of them, the two of
+// each side by side.
+int make_pair_map(RowTileMap& map, const Weight& w, int pairs) {
   const int64_t half = w.n / 2;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(w.k), 2, static_cast<cuuint64_t>(half)};
   const cuuint64_t strides[] = {
       static_cast<cuuint64_t>(half * w.stride) * 2,
       static_cast<cuuint64_t>(w.stride) * 2};  // bytes; of gate to up, of rows
-  const cuuint32_t box[] = {kSliceColumns, 2, static_cast<cuuint32_t>(pairs)};
+  const cuuint32_t box[] = {kKBlockColumns, 2, static_cast<cuuint32_t>(pairs)};
   return make_tensor_map(map, w.data, sizes, strides, box);
 }
 
@@ -165,17 +165,17 @@ int launch_plan(Params p, const Plan& plan, const LinearParams& op, void* stream
   constexpr bool kPairs = kFinish == Finish::kSwiglu;
   const Weight& w = op.weight;
   const int outputs = kPairs ? plan.rows / 2 : plan.rows;
-  p.steps = static_cast<int>(w.k / kSliceColumns);
+  p.steps = static_cast<int>(w.k / kKBlockColumns);
   p.splits = plan.splits;
   p.x_stages = plan.x_stages;
   p.weight_stages = plan.weight_stages;
   p.token_tiles = static_cast<int>(ceil_div(p.tokens, plan.blocks * kBatchBlockTokens));
   p.row_tiles = static_cast<int>(ceil_div(p.n, outputs));
-  if (const int error = make_half_tile_map(p.x, 1, op.x, p.tokens, w.k, op.x_stride,
-                                           plan.blocks * kBatchBlockTokens))
+  if (const int error = make_row_tile_map(p.x, 1, op.x, p.tokens, w.k, op.x_stride,
+                                          plan.blocks * kBatchBlockTokens))
     return error;
   const int error = kPairs ? make_pair_map(p.weight, w, outputs)
-                           : make_half_tile_map(p.weight, 1, w.data, p.n, w.k, w.stride, plan.rows);
+                           : make_row_tile_map(p.weight, 1, w.data, p.n, w.k, w.stride, plan.rows);
   if (error != 0) return error;
   return launch_rows<kFinish>(p, plan, op.pdl, stream);
 }
@@ -183,7 +183,7 @@ int launch_plan(Params p, const Plan& plan, const LinearParams& op, void* stream
 template <Finish kFinish>
 Plan plan_of(const Params& p, int64_t k) {
   const int64_t rows = (kFinish == Finish::kSwiglu ? 2 : 1) * static_cast<int64_t>(p.n);
-  return batch_plan(kFinish, p.tokens, rows, k / kSliceColumns);
+  return batch_plan(kFinish, p.tokens, rows, k / kKBlockColumns);
 }
 
 int launch_sum_norm(const SumNormParams& p, bool pdl, void* stream) {

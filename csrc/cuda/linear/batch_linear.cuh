@@ -13,7 +13,7 @@
 #pragma once
 #include "cuda/linear/batch_finish.cuh"
 #include "cuda/linear/batch_tiles.cuh"
-#include "cuda/tall_multiply.cuh"
+#include "cuda/warpgroup.cuh"
 
 namespace photon::cuda::batch {
 
@@ -53,10 +53,10 @@ struct Filler {
   // of each.
   __device__ void copy_rows(int step, Stage& at) const {
     if (is_elected()) {
-      const int first = tile.row_tile * kOutputs<kRows, kFinish>, slice = tile.first_step + step;
+      const int first = tile.row_tile * kOutputs<kRows, kFinish>, k_block = tile.first_step + step;
       const TensorPlace from = kFinish == Finish::kSwiglu
-                                   ? TensorPlace{slice * kSliceColumns, 0, first}
-                                   : TensorPlace{0, first, slice};
+                                   ? TensorPlace{k_block * kKBlockColumns, 0, first}
+                                   : TensorPlace{0, first, k_block};
       Barrier* const full = &rings.weight_full[at.index];
       arrive_expecting(full, R::kWeightBytes);
       tensor_copy(rings.weight + at.index * R::kWeightBytes, &p.weight.map, from, full,
@@ -87,12 +87,12 @@ __device__ void multiply(const Params& p, const Tile& tile, const Rings<kBlocks,
   for (int step = 0; step < tile.steps; ++step) {
     wait_barrier(&rings.weight_full[weight_at.index], weight_at.parity);
     wait_barrier(&rings.x_full[x_at.index], x_at.parity);
-    const HalfTileFragment x(rings.x + x_at.index * R::kXBytes +
-                             group * kBatchBlockTokens * kBatchRowBytes),
+    const RowTileFragment x(rings.x + x_at.index * R::kXBytes +
+                            group * kBatchBlockTokens * kBatchRowBytes),
         rows(rings.weight + weight_at.index * R::kWeightBytes);
     warpgroup_begin();
 #pragma unroll
-    for (int depth = 0; depth < kSliceColumns / 16; ++depth)
+    for (int depth = 0; depth < kKBlockColumns / 16; ++depth)
       multiply_rows(sums, x, rows, depth, step > 0 || depth > 0);
     warpgroup_commit();
     if (step > 0) {

@@ -1,7 +1,7 @@
 // How the linears of a batch (batch_linear.cuh) divide their work: by number of tokens and shape
 // alone, for the 132 SMs of an H100 or H200.
 //
-// What was found on an H200 (benchmarks/lab/batch.cu), and is the rule here: a CTA for each SM, in
+// What was found on an H200 (benchmarks/FINDINGS.md), and is the rule here: a CTA for each SM, in
 // as few waves as possible. Not more CTAs than need be read the same tokens at once, so tiles of
 // outputs have 64 rows at least and those of SwiGLU 96, and where that leaves a share of few rows,
 // tiles have 64 tokens. With more than 128 tokens outputs and SwiGLU of few rows have two CTAs an
@@ -90,7 +90,8 @@ constexpr int least_rows(Finish finish, bool is_many, int blocks) {
   return finish == Finish::kOutput && blocks == 1 ? 64 : 96;
 }
 
-// Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` slices of 64 columns.
+// Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` K blocks of 64
+// columns.
 constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps) {
   Plan plan{};
   const bool is_partial = finish == Finish::kPartial, is_many = tokens > 2 * kBatchBlockTokens;

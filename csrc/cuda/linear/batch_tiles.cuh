@@ -2,30 +2,30 @@
 // how its shared memory is divided.
 #pragma once
 #include "cuda/bf16.cuh"
-#include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/linear/batch_plan.h"
 #include "cuda/linear/ring_stage.cuh"
+#include "cuda/row_tile_map.cuh"
 #include "cuda/warpgroup.cuh"
 
 namespace photon::cuda::batch {
 
 struct Params {
-  HalfTileMap x;       // boxes of one slice of a tile's tokens
-  HalfTileMap weight;  // boxes of one slice of a tile's rows
-  Bf16* out;           // [tokens, n]; not kPartial
-  float* partial;      // kPartial: [splits, tokens, n]
-  const Bf16* bias;    // a value per row of the weight, or null; not kPartial
+  RowTileMap x;       // boxes of one K block of a tile's tokens
+  RowTileMap weight;  // boxes of one K block of a tile's rows
+  Bf16* out;          // [tokens, n]; not kPartial
+  float* partial;     // kPartial: [splits, tokens, n]
+  const Bf16* bias;   // a value per row of the weight, or null; not kPartial
   const int32_t* counts;
   int64_t out_stride;
   int tokens, n;
-  int steps;                    // slices of 64 columns, of all parts
+  int steps;                    // K blocks of 64 columns, of all parts
   int splits;                   // parts of the columns; kOutput: two are a cluster
   int token_tiles, row_tiles;   // CTAs behind all of them have no work
   int x_stages, weight_stages;  // of the rings
 };
 
-static_assert(kBatchBlockTokens == kWarpgroupRows && kBatchRowBytes == kSliceColumns * 2);
+static_assert(kBatchBlockTokens == kWarpgroupRows && kBatchRowBytes == kKBlockColumns * 2);
 
 template <int kBlocks>
 constexpr int kTokens = kBlocks * kBatchBlockTokens;
@@ -49,7 +49,7 @@ constexpr bool kExchanges = kFinish == Finish::kOutput && kBlocks == 2;
 template <int kRows, Finish kFinish>
 constexpr int kOutputs = kFinish == Finish::kSwiglu ? kRows / 2 : kRows;
 
-// Of a CTA: its part of the columns, as slices, and its tile. `live`: blocks that have tokens.
+// Of a CTA: its part of the columns, as K blocks, and its tile. `live`: blocks that have tokens.
 struct Tile {
   int part, first_token, row_tile, first_step, steps, live;
 

@@ -1,13 +1,13 @@
-// What the kernels of the Hopper linears have in common (stream_narrow.cuh for up to 8 tokens,
-// stream_wide.cuh for up to 64): which part of the work a CTA does, the ring that brings its
-// weights, and how sums become outputs. More tokens have a kernel of their own, stream_tall.cuh,
+// What the kernels of the Hopper linears have in common (narrow_linear.cuh for up to 8 tokens,
+// mid_linear.cuh for up to 64): which part of the work a CTA does, the ring that brings its
+// weights, and how sums become outputs. More tokens have a kernel of their own, large_linear.cuh,
 // with the same order of sums.
 //
-// A CTA owns consecutive rows of the weight, in tiles of 16. It goes through the columns in chunks
-// of 512. A chunk has eight slices of 64 columns; each slice has a sum of its own, which goes on
-// from chunk to chunk, and at the end the eight sums are added in order. Split-K: where a residual
-// is added, and pairs of CTAs divide the rows about as well as single CTAs, two CTAs take the same
-// rows and half of the columns each, and the second sends its sums to the first.
+// A CTA owns consecutive rows of the weight, in tiles of 16. It goes through the columns in K
+// chunks of 512. A K chunk has eight K blocks of 64 columns; each K block has a sum of its own,
+// which goes on from K chunk to K chunk, and at the end the eight sums are added in order. Split-K:
+// where a residual is added, and pairs of CTAs divide the rows about as well as single CTAs, two
+// CTAs take the same rows and half of the columns each, and the second sends its sums to the first.
 //
 // A token has the same bits alone and in any batch, because all of that depends on the op, the
 // weight's shape and the device, never on the number of tokens; because a token is a column of its
@@ -25,11 +25,11 @@
 #include "common/linear.h"
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
-#include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/linear/ring_stage.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/row_tile_map.cuh"
 #include "cuda/stamps.cuh"
 
 namespace photon::cuda::stream_linear {
@@ -38,8 +38,8 @@ namespace photon::cuda::stream_linear {
 // written, or SwiGLU of them: Params::is_swiglu. Epilogue::kAdd: to the residual.
 
 struct Params {
-  HalfTileMap tokens_map;  // of x, for many tokens
-  HalfTileMap weight[2];  // by part of the columns: those of [n, k]; SwiGLU: of [2n, k], gate rows,
+  RowTileMap tokens_map;  // of x, for many tokens
+  RowTileMap weight[2];   // by part of the columns: those of [n, k]; SwiGLU: of [2n, k], gate rows,
                           // then up rows
   Bf16* out;              // [tokens, n]; kAdd: read, added to and written
   const Bf16* x;          // [tokens, k]
@@ -53,22 +53,22 @@ struct Params {
   int tokens, n, k;
   float eps, per_column;  // per_column: 1 / k
   int split;   // split-K parts, 1 or 2: a CTA takes one, and a cluster has a CTA for each
-  int k_each;  // columns of a part, in whole chunks; the last part ends with k
-  int half_tiles_each,
-      half_tiles_extra;  // half tiles of rows that every CTA has; and how many CTAs have one more
+  int k_each;  // columns of a part, in whole K chunks; the last part ends with k
+  int row_tiles_each,
+      row_tiles_extra;  // 8-row tiles of rows that every CTA has; and how many CTAs have one more
   int most_tiles, pass_tiles;  // tiles of a CTA at most; and what one pass over x serves: tiles, or
                                // M tiles for many tokens
-  int m_tile_tiles;            // of an M tile (stream_wide.cuh)
+  int m_tile_tiles;            // of an M tile (mid_linear.cuh)
   int stages, stage_bytes;     // of the ring; of a warpgroup's, for many tokens
   int x_stages;                // the same of x
   uint32_t zero;               // 0; see arrive()
   bool is_swiglu;              // outputs are SwiGLU of two
 };
 
-constexpr int kSlices = 8;
-constexpr int kChunk = kSlices * kSliceColumns;
-constexpr int kDepths = kSliceColumns / 16;  // matrix instructions, of 16 columns, for a slice
-constexpr int kHalves = 2;                   // of a slice: what a lane holds of it, 16 bytes each
+constexpr int kKBlocks = 8;
+constexpr int kKChunk = kKBlocks * kKBlockColumns;
+constexpr int kDepths = kKBlockColumns / 16;  // matrix instructions, of 16 columns, for a K block
+constexpr int kHalves = 2;  // of a K block: what a lane holds of it, 16 bytes each
 constexpr int kTileRows = 16;
 constexpr int kTokenTile = 8;
 constexpr int kMaxStages = 12;
@@ -86,20 +86,20 @@ __device__ inline Stamps stamps_of(const Params& p) {
   return Stamps(kernel, p.n, p.k);
 }
 
-constexpr int kTileHalfTiles = 2;
+constexpr int kTileRowTiles = 2;
 
-// Half tiles of outputs in a tile. A SwiGLU tile has one: it is a half tile of gate rows and the
-// half tile of up rows that goes with it.
+// 8-row tiles of outputs in a tile. A SwiGLU tile has one: it is an 8-row tile of gate rows and the
+// 8-row tile of up rows that goes with it.
 template <Epilogue kEpilogue>
-__host__ __device__ inline int tile_half_tiles(const Params& p) {
-  return is_swiglu<kEpilogue>(p) ? 1 : kTileHalfTiles;
+__host__ __device__ inline int tile_row_tiles(const Params& p) {
+  return is_swiglu<kEpilogue>(p) ? 1 : kTileRowTiles;
 }
 
-// The part of the work that a CTA does: half tiles [first_half_tile, end_half_tile) of the rows,
+// The part of the work that a CTA does: 8-row tiles [first_row_tile, end_row_tile) of the rows,
 // columns [column, column + k).
 struct CtaTiles {
   int part;  // the CTA's rank in its cluster: its split-K part
-  int first_half_tile, end_half_tile, tiles, column, k;
+  int first_row_tile, end_row_tile, tiles, column, k;
 };
 
 // Whether two CTAs share rows (split-K), which only kAdd's kernels have to ask.
@@ -112,17 +112,16 @@ template <Epilogue kEpilogue>
 __device__ inline CtaTiles cta_tiles(const Params& p) {
   const int pairs = is_split<kEpilogue>(p) ? 1 : 0;  // as bits: a division takes longer
   const int rows = static_cast<int>(blockIdx.x) >> pairs;
-  CtaTiles share;
-  share.part = static_cast<int>(blockIdx.x) & pairs;
-  share.first_half_tile = rows * p.half_tiles_each + min(rows, p.half_tiles_extra);
-  share.end_half_tile =
-      share.first_half_tile + p.half_tiles_each + (rows < p.half_tiles_extra ? 1 : 0);
-  const int half_tiles = share.end_half_tile - share.first_half_tile;
-  share.tiles =
-      is_swiglu<kEpilogue>(p) ? half_tiles : (half_tiles + kTileHalfTiles - 1) / kTileHalfTiles;
-  share.column = share.part * p.k_each;
-  share.k = min(p.k_each, p.k - share.column);
-  return share;
+  CtaTiles range;
+  range.part = static_cast<int>(blockIdx.x) & pairs;
+  range.first_row_tile = rows * p.row_tiles_each + min(rows, p.row_tiles_extra);
+  range.end_row_tile = range.first_row_tile + p.row_tiles_each + (rows < p.row_tiles_extra ? 1 : 0);
+  const int row_tiles = range.end_row_tile - range.first_row_tile;
+  range.tiles =
+      is_swiglu<kEpilogue>(p) ? row_tiles : (row_tiles + kTileRowTiles - 1) / kTileRowTiles;
+  range.column = range.part * p.k_each;
+  range.k = min(p.k_each, p.k - range.column);
+  return range;
 }
 
 // How many tokens of the group live. The result is above `tokens` where the last live token comes
@@ -131,29 +130,30 @@ __device__ inline int live_tokens(const Params& p) {
   return p.counts != nullptr ? max(load_fresh(p.counts), 0) - p.first_token : p.tokens;
 }
 
-// The two half tiles of a tile, as rows of the weight; and whether the second is in the share.
+// The two 8-row tiles of a tile, as rows of the weight; and whether the second is in the CTA's
+// range.
 struct TileRows {
   int first, second;
   bool is_whole;
 };
 
 template <Epilogue kEpilogue>
-__device__ inline TileRows tile_rows(const Params& p, const CtaTiles& share, int tile) {
-  const int half_tile = share.first_half_tile + tile * tile_half_tiles<kEpilogue>(p),
-            row = half_tile * kHalfTileRows;
+__device__ inline TileRows tile_rows(const Params& p, const CtaTiles& range, int tile) {
+  const int row_tile = range.first_row_tile + tile * tile_row_tiles<kEpilogue>(p),
+            row = row_tile * kRowTileRows;
   if (is_swiglu<kEpilogue>(p)) return {row, p.n + row, true};
-  return {row, row + kHalfTileRows, half_tile + 1 < share.end_half_tile};
+  return {row, row + kRowTileRows, row_tile + 1 < range.end_row_tile};
 }
 
-// The output (a column of out) that row g of a tile's first or second half tile computes, or -1
-// where the tile reaches past the share or the weight.
+// The output (a column of out) that row g of a tile's first or second 8-row tile computes, or -1
+// where the tile reaches past the CTA's range or the weight.
 template <Epilogue kEpilogue>
-__device__ inline int output_of(const Params& p, const CtaTiles& share, int tile, int second,
+__device__ inline int output_of(const Params& p, const CtaTiles& range, int tile, int second,
                                 int g) {
-  const int half_tile = share.first_half_tile + tile * tile_half_tiles<kEpilogue>(p) +
-                        (is_swiglu<kEpilogue>(p) ? 0 : second);
-  const int output = half_tile * kHalfTileRows + g;
-  return half_tile < share.end_half_tile && output < p.n ? output : -1;
+  const int row_tile = range.first_row_tile + tile * tile_row_tiles<kEpilogue>(p) +
+                       (is_swiglu<kEpilogue>(p) ? 0 : second);
+  const int output = row_tile * kRowTileRows + g;
+  return row_tile < range.end_row_tile && output < p.n ? output : -1;
 }
 
 // The part of a CTA's work that one pass over x serves: tiles, or M tiles.
@@ -165,7 +165,7 @@ __device__ inline Pass pass_from(int first, int each, int all) {
   return {first, min(each, all - first)};
 }
 
-// Where a lane reads and writes x in a slice of a half tile. With group = lane / 4 and thread =
+// Where a lane reads and writes x in a K block of an 8-row tile. With group = lane / 4 and thread =
 // lane % 4 it has one row, and of that the columns 32 half + 8 thread .. + 7.
 struct LaneVectors {
   int group, thread;
@@ -173,11 +173,11 @@ struct LaneVectors {
   __device__ LaneVectors() : group(threadIdx.x % kWarpSize / 4), thread(threadIdx.x % 4) {}
 
   // Neighbouring groups read their vectors in one cycle: their rows differ in bit 2, which in
-  // shared memory puts them into different halves of the banks (see half_tile_map.cuh).
+  // shared memory puts them into different halves of the banks (see row_tile_map.cuh).
   __device__ int row() const { return group >> 1 | (group & 1) << 2; }
   __device__ int column(int half) const { return half * 32 + thread * 8; }
   __device__ int offset(int half) const {
-    return row() * kSliceColumns * 2 + ((half * 4 + thread) ^ row()) * 16;
+    return row() * kKBlockColumns * 2 + ((half * 4 + thread) ^ row()) * 16;
   }
 };
 
@@ -213,8 +213,8 @@ struct Output {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
 
   const Params& p;
-  const CtaTiles& share;
-  const float* squares;  // [slice][tokens]: of the slices' columns
+  const CtaTiles& range;
+  const float* squares;  // [K block][tokens]: of the K blocks' columns
   const Bf16* old;       // kAdd: of the pass [tile][tokens][16 rows], what out holds
   float* peer;           // [tile][tokens][8 rows][2]: what the second part sends to the first
   Barrier* arrived;      // that is there
@@ -226,7 +226,7 @@ struct Output {
     if (!kNormalizes) return 1.0f;
     float sum = 0.0f;
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) sum += squares[slice * tokens + token];
+    for (int k_block = 0; k_block < kKBlocks; ++k_block) sum += squares[k_block * tokens + token];
     return rsqrtf(fmaf(sum, p.per_column, p.eps));
   }
 
@@ -237,8 +237,8 @@ struct Output {
   // nobody.
   __device__ void take(int tile, int g, int token, float scale, float low, float high) const {
     if (is_split<kEpilogue>(p)) {
-      float* place = peer + (((first_tile + tile) * tokens + token) * kHalfTileRows + g) * 2;
-      if (share.part > 0) return send_to_block(place, 0, low, high, arrived);
+      float* place = peer + (((first_tile + tile) * tokens + token) * kRowTileRows + g) * 2;
+      if (range.part > 0) return send_to_block(place, 0, low, high, arrived);
       wait_barrier(arrived, 0);
       low += place[0];
       high += place[1];
@@ -253,22 +253,22 @@ struct Output {
 
   // Announces what the second part will send: two values for each two rows of a tile and token.
   __device__ void expect_peer(int active) const {
-    if (is_split<kEpilogue>(p) && share.part == 0) {
+    if (is_split<kEpilogue>(p) && range.part == 0) {
       arrive_expecting(arrived,
-                       share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
+                       range.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
     }
   }
 
   // Requests what out holds of the pass's tiles, which the first part alone reads; wait_copies()
   // and a barrier of the `threads` that have called this are to follow.
   __device__ void fetch_old(Bf16* place, int tiles, int active, int threads) const {
-    if (is_split<kEpilogue>(p) && share.part > 0) return;
+    if (is_split<kEpilogue>(p) && range.part > 0) return;
 #pragma unroll 1
     for (int i = threadIdx.x; i < tiles * tokens * 2; i += threads) {
       const int half = i % 2, token = i / 2 % tokens, tile = i / 2 / tokens;
-      const int output = output_of<kEpilogue>(p, share, first_tile + tile, half, 0);
+      const int output = output_of<kEpilogue>(p, range, first_tile + tile, half, 0);
       if (output < 0 || token >= active) continue;
-      async_copy16(place + i * kHalfTileRows,
+      async_copy16(place + i * kRowTileRows,
                    p.out + static_cast<int64_t>(token) * p.out_stride + output, true);
     }
     commit_copies();
@@ -279,16 +279,16 @@ struct Output {
 
   __device__ void emit(int tile, int g, int token, float low, float high) const {
     Bf16* out = p.out + static_cast<int64_t>(token) * p.out_stride;
-    const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
+    const int first = output_of<kEpilogue>(p, range, first_tile + tile, 0, g);
     if (is_swiglu<kEpilogue>(p)) {
       if (first >= 0)
         out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)),
                                       rounded<Bf16>(high + bias(p.n + first)));
     } else {
-      const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
+      const int second = output_of<kEpilogue>(p, range, first_tile + tile, 1, g);
       const Bf16* before = old + (tile * tokens + token) * kTileRows + g;
       if (first >= 0) out[first] = finished(low + bias(first), before);
-      if (second >= 0) out[second] = finished(high + bias(second), before + kHalfTileRows);
+      if (second >= 0) out[second] = finished(high + bias(second), before + kRowTileRows);
     }
   }
 

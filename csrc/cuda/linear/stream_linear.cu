@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "cuda/linear/stream_narrow.cuh"
-#include "cuda/linear/stream_tall.h"
-#include "cuda/linear/stream_wide.cuh"
+#include "cuda/linear/large_linear.h"
+#include "cuda/linear/mid_linear.cuh"
+#include "cuda/linear/narrow_linear.cuh"
 #include "cuda/residency.cuh"
 
 namespace photon::cuda {
@@ -21,14 +21,13 @@ __global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
 }
 
 template <typename Size, Epilogue kEpilogue>
-__global__ void __launch_bounds__(wide::kCtaThreads<Size, kEpilogue>, Size::kResidents)
+__global__ void __launch_bounds__(mid::kCtaThreads<Size, kEpilogue>, Size::kResidents)
     mid_kernel(const __grid_constant__ Params p) {
-  if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
+  if constexpr (kHopperCode) mid::run_block<Size, kEpilogue>(p);
 }
 
 constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this an SM holds two CTAs
-constexpr int kMaxSplitHalfTiles =
-    8;  // of a pair of CTAs: what they exchange lies in shared memory
+constexpr int kMaxSplitRowTiles = 8;  // of a pair of CTAs: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
 constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kStore has a kernel of its own for CTAs
                                      // with few tiles; kAdd always has
@@ -41,29 +40,29 @@ constexpr int shared_room(int residents) {
   return kEpilogue == Epilogue::kAdd ? kLargerBlock : kSmallerBlock;
 }
 
-// Which part of the SMs' time is used if `groups` of them divide `half_tiles`.
-double balance(int64_t half_tiles, int64_t groups) {
-  return static_cast<double>(half_tiles) / (groups * ceil_div(half_tiles, groups));
+// Which part of the SMs' time is used if `groups` of them divide `row_tiles`.
+double balance(int64_t row_tiles, int64_t groups) {
+  return static_cast<double>(row_tiles) / (groups * ceil_div(row_tiles, groups));
 }
 
 // How many split-K parts: two, unless pairs of CTAs divide the rows worse. A CTA with half of the
 // columns reads half as much of x, which counts where tokens are many. The answer depends on the
-// shape and the device alone, and each part has a chunk at least.
+// shape and the device alone, and each part has a K chunk at least.
 int choose_split(int64_t n, int64_t k, int sms) {
-  const int64_t half_tiles = ceil_div(n, kHalfTileRows), pairs = sms / 2;
-  if (pairs == 0 || k < 2 * kChunk || ceil_div(half_tiles, pairs) > kMaxSplitHalfTiles) return 1;
-  return balance(half_tiles, pairs) >= kWorthSplitting * balance(half_tiles, sms) ? 2 : 1;
+  const int64_t row_tiles = ceil_div(n, kRowTileRows), pairs = sms / 2;
+  if (pairs == 0 || k < 2 * kKChunk || ceil_div(row_tiles, pairs) > kMaxSplitRowTiles) return 1;
+  return balance(row_tiles, pairs) >= kWorthSplitting * balance(row_tiles, sms) ? 2 : 1;
 }
 
 // Deals the rows out to CTAs; returns how many CTAs there are.
 template <Epilogue kEpilogue>
 int deal_rows(Params& p, int sms) {
-  const int64_t half_tiles = ceil_div(p.n, kHalfTileRows);
+  const int64_t row_tiles = ceil_div(p.n, kRowTileRows);
   const int row_blocks = std::max(sms / p.split, 1);
-  p.half_tiles_each = static_cast<int>(half_tiles / row_blocks);
-  p.half_tiles_extra = static_cast<int>(half_tiles % row_blocks);
+  p.row_tiles_each = static_cast<int>(row_tiles / row_blocks);
+  p.row_tiles_extra = static_cast<int>(row_tiles % row_blocks);
   p.most_tiles =
-      static_cast<int>(ceil_div(ceil_div(half_tiles, row_blocks), tile_half_tiles<kEpilogue>(p)));
+      static_cast<int>(ceil_div(ceil_div(row_tiles, row_blocks), tile_row_tiles<kEpilogue>(p)));
   return row_blocks * p.split;
 }
 
@@ -78,16 +77,16 @@ template <typename Size, Epilogue kEpilogue>
 int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
   constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
   constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
-  constexpr int kMostPeerTiles = kMaxSplitHalfTiles / kTileHalfTiles;
+  constexpr int kMostPeerTiles = kMaxSplitRowTiles / kTileRowTiles;
   constexpr int kLeast =
       narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds)
           .end;
-  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kHalfTileBytes,
+  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kRowTileBytes,
                 "a stage is filled while the one after it is read");
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
-  const bool has_half_tiles =
-      p.half_tiles_each + (p.half_tiles_extra > 0 ? 1 : 0) < tile_half_tiles<kEpilogue>(p);
-  p.stage_bytes = has_half_tiles ? narrow::kHalfTileBytes : 2 * narrow::kHalfTileBytes;
+  const bool has_row_tiles =
+      p.row_tiles_each + (p.row_tiles_extra > 0 ? 1 : 0) < tile_row_tiles<kEpilogue>(p);
+  p.stage_bytes = has_row_tiles ? narrow::kRowTileBytes : 2 * narrow::kRowTileBytes;
   const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
   p.stages = fit_stages(p, kRoom - rest.end);
   LaunchShape shape{blocks, narrow::kThreads};
@@ -98,7 +97,7 @@ int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
 }
 
 // Tiles of an M tile; the last M tile of a CTA may have fewer.
-int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }
+int even_m_tile(int tiles) { return even_passes(tiles, mid::kMTileTiles); }
 
 // Divides a CTA's shared memory between the rings.
 template <typename Size, Epilogue kEpilogue>
@@ -107,27 +106,27 @@ Params with_rings(Params p) {
   p.m_tile_tiles = even_m_tile(p.most_tiles);
   p.pass_tiles =
       even_passes(static_cast<int>(ceil_div(p.most_tiles, p.m_tile_tiles)), Size::kMTiles);
-  p.stage_bytes = p.m_tile_tiles * wide::kTileBytes;
-  const wide::Layout<Size> rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k,
-                                !kAdds, kAdds);
-  const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
-  const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
+  p.stage_bytes = p.m_tile_tiles * mid::kTileBytes;
+  const mid::Layout<Size> rest(0, 0, mid::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k,
+                               !kAdds, kAdds);
+  const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / mid::kGroups;
+  const int steps = static_cast<int>(ceil_div(p.k_each, kKChunk)) * mid::kKChunkSteps;
   // The rings divide it as the traffic does: for each step of x there are the weights of a pass's M
   // tiles. What is left over goes to the weights, which take longer to arrive.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
-  p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
+  p.x_stages = std::max(std::min({steps, mid::kMaxXStages, fair}), mid::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
   return p;
 }
 
 template <typename Size, Epilogue kEpilogue>
-int launch_wide(Params p, int blocks, bool pdl, void* stream) {
-  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kMTileBytes - wide::kTileBytes,
+int launch_mid(Params p, int blocks, bool pdl, void* stream) {
+  static_assert(2 * mid::kGroups * Size::kXBytes >= mid::kMTileBytes - mid::kTileBytes,
                 "an instruction reads what lies behind a stage");
-  if (const int error = make_half_tile_map(p.tokens_map, wide::kStepSlices, p.x, p.tokens, p.k,
-                                           p.x_stride, Size::kTokens))
+  if (const int error = make_row_tile_map(p.tokens_map, mid::kStepKBlocks, p.x, p.tokens, p.k,
+                                          p.x_stride, Size::kTokens))
     return error;
-  LaunchShape shape{blocks, wide::kCtaThreads<Size, kEpilogue>};
+  LaunchShape shape{blocks, mid::kCtaThreads<Size, kEpilogue>};
   shape.shared_bytes = shared_room<kEpilogue>(Size::kResidents);
   shape.cluster = static_cast<unsigned>(p.split);
   shape.pdl = pdl;
@@ -136,12 +135,12 @@ int launch_wide(Params p, int blocks, bool pdl, void* stream) {
 
 // The weight, by parts of its columns.
 template <Epilogue kEpilogue>
-int make_weight_maps(Params& p, int slices, const Bf16* weight, int64_t stride) {
+int make_weight_maps(Params& p, int k_blocks, const Bf16* weight, int64_t stride) {
   const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
   for (int part = 0; part < p.split; ++part) {
     const int column = part * p.k_each;
-    if (const int error = make_half_tile_map(p.weight[part], slices, weight + column, rows,
-                                             std::min(p.k_each, p.k - column), stride)) {
+    if (const int error = make_row_tile_map(p.weight[part], k_blocks, weight + column, rows,
+                                            std::min(p.k_each, p.k - column), stride)) {
       return error;
     }
   }
@@ -152,7 +151,7 @@ template <Epilogue kEpilogue>
 int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
                       void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, sms);
-  if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride))
+  if (const int error = make_weight_maps<kEpilogue>(p, kKBlocks, weight, weight_stride))
     return error;
   using Few = narrow::Size<kFewTiles, 4>;
   const bool is_few = p.most_tiles <= kFewTiles;
@@ -173,24 +172,24 @@ template <Epilogue kEpilogue>
 int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
                        void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, sms);
-  if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
+  if (const int error = make_weight_maps<kEpilogue>(p, mid::kStepKBlocks, weight, weight_stride))
     return error;
   // Two passes over x are better than one, if that leaves room for CTAs of the next kernel beside
   // these. Three passes are not, and neither is a ring of one stage, which has to be read before it
   // is filled again.
-  using Small = wide::Size<32, 1, 2>;
-  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kTwoCtaColumns &&
+  using Small = mid::Size<32, 1, 2>;
+  const bool is_small = p.most_tiles <= 2 * mid::kMTileTiles && p.k <= kTwoCtaColumns &&
                         with_rings<Small, kEpilogue>(p).stages > 1;
   if (p.tokens <= 16) {
     if (p.k <= kTwoCtaColumns)
-      return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, pdl, stream);
-    return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, pdl, stream);
+      return launch_mid<mid::Size<16, 2, 2>, kEpilogue>(p, blocks, pdl, stream);
+    return launch_mid<mid::Size<16, 2, 1>, kEpilogue>(p, blocks, pdl, stream);
   }
   if (p.tokens <= 32) {
-    if (is_small) return launch_wide<Small, kEpilogue>(p, blocks, pdl, stream);
-    return launch_wide<wide::Size<32, 3, 1>, kEpilogue>(p, blocks, pdl, stream);
+    if (is_small) return launch_mid<Small, kEpilogue>(p, blocks, pdl, stream);
+    return launch_mid<mid::Size<32, 3, 1>, kEpilogue>(p, blocks, pdl, stream);
   }
-  return launch_wide<wide::Size<64, 1, 1>, kEpilogue>(p, blocks, pdl, stream);
+  return launch_mid<mid::Size<64, 1, 1>, kEpilogue>(p, blocks, pdl, stream);
 }
 
 template <Epilogue kEpilogue>
@@ -208,9 +207,9 @@ int launch_tokens(Params p, const LinearParams& op, LinearKernel kernel, void* s
   const Bf16* const weight = static_cast<const Bf16*>(w.data);
   const int count = sms(), tokens = p.tokens;
   p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, count) : 1;
-  p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
+  p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kKChunk), p.split)) * kKChunk;
   if (kernel == LinearKernel::kLarge)
-    return launch_tall<kEpilogue>(p, weight, w.stride, op.workspace, op.pdl, stream);
+    return launch_large<kEpilogue>(p, weight, w.stride, op.workspace, op.pdl, stream);
   for (; p.first_token < tokens; p.first_token += kMidTokens) {
     p.tokens = std::min<int>(tokens - p.first_token, kMidTokens);
     if (const int error = launch_group<kEpilogue>(p, count, weight, w.stride, op.pdl, stream))
@@ -240,7 +239,7 @@ Params params_of(const LinearParams& op) {
   return p;
 }
 
-static_assert(kHopperColumns == kSliceColumns && kHopperOutputs == kHalfTileRows &&
+static_assert(kHopperColumns == kKBlockColumns && kHopperOutputs == kRowTileRows &&
               kNarrowTokens == narrow::kTokens && kMaxStride == INT32_MAX / kTokenTile);
 
 }  // namespace

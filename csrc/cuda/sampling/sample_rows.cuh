@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "common/filter.h"
+#include "common/logprobs.h"
 #include "common/minimum_tokens.h"
 #include "common/noise.h"
 #include "common/out_record.h"
@@ -17,7 +18,6 @@
 #include "cuda/sampling/filter.cuh"
 #include "cuda/sampling/logits_row.cuh"
 #include "cuda/sampling/logprobs.cuh"
-#include "cuda/sampling/row_plan.cuh"
 #include "cuda/sampling/row_reduce.cuh"
 #include "cuda/sampling/sample_rows.h"
 #include "cuda/sampling/short_list.cuh"
@@ -34,6 +34,40 @@ constexpr int kPhiloxIds = 4;         // ids that share one Philox block
 // it, is for clusters that fit nowhere else.
 template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
+
+// What a row is sampled by, in the shared memory of each of its CTAs, so that no thread keeps it.
+template <typename T>
+struct RowPlan {
+  T* logits;
+  int32_t vocab;
+  Noise noise;
+  Filter filter;
+  Adjustment adjustment;
+  Logprobs logprobs;
+  const int32_t* stop_ids;
+  int64_t num_suppressed;  // leading stop ids that are suppressed
+
+  __device__ Row<T> row() const { return {logits, vocab}; }
+  // The logit that is largest is taken, as it is.
+  __device__ bool is_plain() const { return noise.greedy() && !adjustment.on(); }
+};
+
+// All threads of the CTA call it. Inlined into the kernel, where params are constants.
+template <typename T>
+__device__ __forceinline__ void plan_row(RowPlan<T>& plan, const SampleParams& p, int64_t r,
+                                         const Segment& s) {
+  if (threadIdx.x == 0) {
+    plan.logits = static_cast<T*>(p.logits) + r * p.logits_stride;
+    plan.vocab = static_cast<int32_t>(p.vocab);
+    plan.noise = load_noise(s, p.row_state);
+    plan.filter = load_filter(s, p.row_state);
+    plan.adjustment = load_adjustment(p, s.row);
+    plan.logprobs = load_logprobs(p, r, s);
+    plan.stop_ids = row_words(p.stop_ids, s.row);
+    plan.num_suppressed = num_suppressed_stops(p, s);
+  }
+  __syncthreads();
+}
 
 // A CTA's shared memory.
 template <typename T, int kBlocks>

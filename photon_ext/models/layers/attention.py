@@ -17,8 +17,8 @@ from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     KernelPlan,
+    balanced_attention_unsupported,
     dtype_name,
-    even_attention_unsupported,
     target_of,
 )
 from photon_ext.models.layers.buffers import Activations, KvPool
@@ -113,9 +113,9 @@ def attention_words(
     if plan.hopper:
         heads = config.q_heads, config.kv_heads, config.head_dim
         decode = ops.attention_workspace_words(max_segments, *heads)
-    if plan.even:
+    if plan.balanced_attention:
         name = dtype_name(dtype)
-        if even_attention_unsupported(config, target_of(device), name, page_size) is None:
+        if balanced_attention_unsupported(config, target_of(device), name, page_size) is None:
             chunks = ops.chunk_workspace_words(config.head_dim, most_ctas(device))
     return AttentionWords(decode, chunks)
 

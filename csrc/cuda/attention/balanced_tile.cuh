@@ -1,5 +1,5 @@
-// What a CTA of even_attention holds in shared memory, and how its producer copies queries, keys
-// and values there.
+// What a CTA of balanced_attention holds in shared memory, and how its producer copies queries,
+// keys and values there.
 //
 // All tiles lie as instructions of a warpgroup take them: slices of 64 columns one after the other,
 // a slice its rows of 128 bytes, of which vector v of row r lies at v ^ r % 8.
@@ -7,67 +7,68 @@
 #include <climits>
 
 #include "common/kv.h"
-#include "cuda/attention/even_multiply.cuh"
-#include "cuda/attention/even_parts.cuh"
+#include "cuda/attention/balanced_ranges.cuh"
 #include "cuda/attention/tile_tensors.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/warpgroup.cuh"
 
 namespace photon::cuda {
 
-constexpr int kEvenStages = 2;  // of keys, and of values
-constexpr int kConsumers = 2;   // warpgroups, each with half of a tile's rows
+constexpr int kBalancedStages = 2;  // of keys, and of values
+constexpr int kConsumers = 2;       // warpgroups, each with half of a tile's rows
 constexpr int kProducerBarrier = 1, kConsumerBarrier = 2;  // and the one behind it: of warpgroups
 constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
-constexpr int kWarpRuns = kUnitKeys / kGroupWarps / kRunTokens;  // that a warp copies of a tile
-static_assert(kUnitKeys / kGroupWarps == kWarpSize);
+constexpr int kWarpRuns = kTileKeys / kGroupWarps / kRunTokens;  // that a warp copies of a tile
+static_assert(kTileKeys / kGroupWarps == kWarpSize);
 
 template <int kHeadDim_>
-struct EvenPlan {
+struct BalancedPlan {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
-  static constexpr int kVectors = kHeadDim / 8;             // of a row, 16 bytes each
-  static constexpr int kStepRows = kWarpSize / kVectors;    // rows that a warp copies at once
-  static constexpr int kSlice = kUnitKeys * kSliceColumns;  // elements
+  static constexpr int kVectors = kHeadDim / 8;              // of a row, 16 bytes each
+  static constexpr int kStepRows = kWarpSize / kVectors;     // rows that a warp copies at once
+  static constexpr int kSlice = kTileKeys * kKBlockColumns;  // elements
   static constexpr int kSliceBytes = kSlice * 2;
-  static constexpr int kTile = kUnitKeys * kHeadDim;
+  static constexpr int kTile = kTileKeys * kHeadDim;
   static constexpr int kColumns = kHeadDim / 8;  // groups of eight columns of the output
-  static_assert(kTileRows == kUnitKeys, "queries lie as keys do");
+  static_assert(kTileRows == kTileKeys, "queries lie as keys do");
   static_assert(kHeadDim == 64 || kHeadDim == 128);
 
   // Where a vector of a row stands in a tile.
   static __device__ int place(int row, int vector) {
-    return vector / 8 * kSlice + row * kSliceColumns + (vector % 8 ^ row % 8) * 8;
+    return vector / 8 * kSlice + row * kKBlockColumns + (vector % 8 ^ row % 8) * 8;
   }
 };
 
 template <typename Plan>
-struct EvenShared {
-  alignas(1024) Bf16 queries[2][Plan::kTile];  // later the outputs; of a part and of the next one
-  alignas(1024) Bf16 keys[kEvenStages][Plan::kTile];
-  alignas(1024) Bf16 values[kEvenStages][Plan::kTile];
-  Barrier has_keys[kEvenStages], has_values[kEvenStages], has_queries[2];
-  Barrier keys_read[kEvenStages], values_read[kEvenStages], queries_read[2];
+struct BalancedShared {
+  alignas(1024)
+      Bf16 queries[2][Plan::kTile];  // later the outputs; of a partial tile and of the next one
+  alignas(1024) Bf16 keys[kBalancedStages][Plan::kTile];
+  alignas(1024) Bf16 values[kBalancedStages][Plan::kTile];
+  Barrier has_keys[kBalancedStages], has_values[kBalancedStages], has_queries[2];
+  Barrier keys_read[kBalancedStages], values_read[kBalancedStages], queries_read[2];
   Barrier has_raw_values;  // a tile of values in which the producer has to look first
-  int32_t poisoned[2][Plan::kHeadDim + 1];  // of a part, by dim: the lowest position whose value
-                                            // was not finite, and so was hidden; INT_MAX: none. Of
-                                            // all dims, at the end
+  int32_t poisoned[2][Plan::kHeadDim + 1];  // of a partial tile, by dim: the lowest position whose
+                                            // value was not finite, and so was hidden; INT_MAX:
+                                            // none. Of all dims, at the end
   int32_t is_last[kConsumers];
-  Items items;
+  QueryTiles query_tiles;
 };
 
 // A place in the ring of tiles of keys or of values, or of queries: the index of the tile, and the
 // parity of the round.
-__device__ inline int stage_of(int index) { return index % kEvenStages; }
-__device__ inline uint32_t parity_of(int index) { return index / kEvenStages % 2; }
+__device__ inline int stage_of(int index) { return index % kBalancedStages; }
+__device__ inline uint32_t parity_of(int index) { return index / kBalancedStages % 2; }
 
 // The first of the keys of a tile that the warp copies.
 __device__ inline int warp_key() {
   return static_cast<int>(threadIdx.x) / kWarpSize % kGroupWarps * kWarpSize;
 }
 
-// A row of a tile: which of the part's tokens, and which of the query heads of its KV head. The
-// thread's next row is `step` rows later.
+// A row of a tile: which of the partial tile's tokens, and which of the query heads of its KV head.
+// The thread's next row is `step` rows later.
 struct QueryRow {
   int token, head;
 
@@ -90,17 +91,17 @@ struct QueryRow {
   int sharers_, step_tokens_, step_heads_;
 };
 
-// Copies the queries of a part's rows. Rows that are in no token stay as they are.
+// Copies the queries of a partial tile's rows. Rows that are in no token stay as they are.
 template <typename Plan>
-__device__ void copy_queries(const PagedAttentionParams& p, const Part& part, int sharers,
+__device__ void copy_queries(const PagedAttentionParams& p, const PartialTile& partial, int sharers,
                              Bf16* to) {
   constexpr int kStep = kGroupWarps * Plan::kStepRows;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize % kGroupWarps,
             vector = lane % Plan::kVectors, first = warp * Plan::kStepRows + lane / Plan::kVectors;
-  const Bf16* const from = static_cast<const Bf16*>(p.q) + part.first_token * p.q_stride +
-                           part.kv_head * sharers * p.q_head_stride + vector * 8;
+  const Bf16* const from = static_cast<const Bf16*>(p.q) + partial.first_token * p.q_stride +
+                           partial.kv_head * sharers * p.q_head_stride + vector * 8;
   QueryRow row(first, kStep, sharers);
-  for (int i = first; row.token < part.tokens; i += kStep, row.advance())
+  for (int i = first; row.token < partial.tokens; i += kStep, row.advance())
     async_copy16(to + Plan::place(i, vector),
                  from + row.token * p.q_stride + row.head * p.q_head_stride, true);
 }
@@ -129,7 +130,7 @@ __device__ inline KeyRuns look_up(const KvCache& cache, const Lengths& lengths,
 // Starts the warp's copies of a tile of keys, or of values, which count towards `barrier`. What is
 // in no page becomes zeros; behind the contexts there may be anything.
 template <typename Plan>
-__device__ void copy_tile(const HalfTileMap& map, const TileTensor& tensor, int kv_head,
+__device__ void copy_tile(const RowTileMap& map, const TileTensor& tensor, int kv_head,
                           const KeyRuns& runs, Bf16* to, Barrier* barrier) {
   __syncwarp();  // else the barrier that a late lane waits for could be two phases on
   if (!is_elected()) return;
@@ -140,9 +141,9 @@ __device__ void copy_tile(const HalfTileMap& map, const TileTensor& tensor, int 
     if (i >= runs.count) continue;
     const int row = tensor.row(runs.of[i], kv_head), key = warp_key() + i * kRunTokens;
 #pragma unroll
-    for (int slice = 0; slice < Plan::kHeadDim / kSliceColumns; ++slice) {
-      copy_half_tile(to + slice * Plan::kSlice + key * kSliceColumns, map, row,
-                     kv_head * tensor.head_slices + slice, barrier, policy);
+    for (int slice = 0; slice < Plan::kHeadDim / kKBlockColumns; ++slice) {
+      copy_row_tile(to + slice * Plan::kSlice + key * kKBlockColumns, map, row,
+                    kv_head * tensor.head_slices + slice, barrier, policy);
     }
   }
 }
@@ -199,35 +200,35 @@ __device__ void hide_values(Bf16* values, int32_t first_position, const Lengths&
   }
 }
 
-// What the producer knows of a part before it copies.
-struct NextPart {
+// What the producer knows of a partial tile before it copies.
+struct NextPartial {
   bool is_there;
-  Part part;
+  PartialTile partial;
   Lengths lengths;
   KeyRuns runs;  // of the first tile
 };
 
-__device__ inline NextPart prepare_part(const PagedAttentionParams& p, const StepTokens& tokens,
-                                        Share& share) {
-  NextPart next;
-  next.is_there = share.next(next.part);
+__device__ inline NextPartial prepare_partial(const PagedAttentionParams& p,
+                                              const StepTokens& tokens, CtaRange& range) {
+  NextPartial next;
+  next.is_there = range.next(next.partial);
   if (!next.is_there) return next;
-  next.lengths = load_lengths(tokens, next.part);
-  next.runs = look_up(p.cache, next.lengths, next.part.begin * kUnitKeys);
+  next.lengths = load_lengths(tokens, next.partial);
+  next.runs = look_up(p.cache, next.lengths, next.partial.begin * kTileKeys);
   return next;
 }
 
-// The producer: one warpgroup, which copies what the share's parts need. What it has to know of a
-// part it finds out while it copies the one before; of the first, while the kernels before still
-// run.
+// The producer: one warpgroup, which copies what the range's partial tiles need. What it has to
+// know of a partial tile it finds out while it copies the one before; of the first, while the
+// kernels before still run.
 template <typename Plan>
 __device__ void produce(const PagedAttentionParams& p, const TileTensors& tensors,
-                        const StepTokens& tokens, Share share, EvenShared<Plan>& shared) {
-  NextPart next = prepare_part(p, tokens, share);
+                        const StepTokens& tokens, CtaRange range, BalancedShared<Plan>& shared) {
+  NextPartial next = prepare_partial(p, tokens, range);
   wait_for_earlier();
   fence_async_global();
   for (int number = 0, index = 0, looked_into = 0; next.is_there; ++number) {
-    const Part part = next.part;
+    const PartialTile partial = next.partial;
     const Lengths lengths = next.lengths;
     KeyRuns runs = next.runs;
     int32_t* const poisoned = shared.poisoned[number % 2];
@@ -235,23 +236,23 @@ __device__ void produce(const PagedAttentionParams& p, const TileTensors& tensor
     for (int d = threadIdx.x % kWarpgroupThreads; d <= Plan::kHeadDim; d += kWarpgroupThreads)
       poisoned[d] = INT_MAX;
     sync_threads(kProducerBarrier, kWarpgroupThreads);
-    copy_queries<Plan>(p, part, tokens.sharers, shared.queries[number % 2]);
+    copy_queries<Plan>(p, partial, tokens.sharers, shared.queries[number % 2]);
     arrive_when_copied(&shared.has_queries[number % 2]);
-    for (int unit = part.begin; unit < part.end; ++unit, ++index) {
+    for (int kv_tile = partial.begin; kv_tile < partial.end; ++kv_tile, ++index) {
       const int stage = stage_of(index);
-      const int32_t first_position = unit * kUnitKeys;
+      const int32_t first_position = kv_tile * kTileKeys;
       const KeyRuns own = runs;
       wait_barrier(&shared.keys_read[stage], parity_of(index) ^ 1);
-      copy_tile<Plan>(tensors.k_map, tensors.k, part.kv_head, own, shared.keys[stage],
+      copy_tile<Plan>(tensors.k_map, tensors.k, partial.kv_head, own, shared.keys[stage],
                       &shared.has_keys[stage]);
-      if (unit + 1 < part.end) {
-        runs = look_up(p.cache, lengths, first_position + kUnitKeys);
+      if (kv_tile + 1 < partial.end) {
+        runs = look_up(p.cache, lengths, first_position + kTileKeys);
       } else {
-        next = prepare_part(p, tokens, share);
+        next = prepare_partial(p, tokens, range);
       }
       wait_barrier(&shared.values_read[stage], parity_of(index) ^ 1);
-      const bool ends = first_position + kUnitKeys > lengths.least;
-      copy_tile<Plan>(tensors.v_map, tensors.v, part.kv_head, own, shared.values[stage],
+      const bool ends = first_position + kTileKeys > lengths.least;
+      copy_tile<Plan>(tensors.v_map, tensors.v, partial.kv_head, own, shared.values[stage],
                       ends ? &shared.has_raw_values : &shared.has_values[stage]);
       if (!ends) continue;
       wait_barrier(&shared.has_raw_values, looked_into++ % 2);

@@ -3,7 +3,7 @@
 // Tensor copies bring the weights into a ring in shared memory. A stage of the ring is a tile of 16
 // rows by 512 columns, or half a tile where no CTA has more. The CTA's eight warps request the
 // stages by turns. Weights depend on no other kernel, so that with a programmatic launch the ring
-// is full when the kernel before ends. Each warp multiplies one slice of every tile: the weights
+// is full when the kernel before ends. Each warp multiplies one K block of every tile: the weights
 // are the left operand of the matrix instruction, the tokens the right one. At the end the sums of
 // the eight warps are added up in shared memory.
 //
@@ -18,10 +18,10 @@ namespace photon::cuda::stream_linear {
 
 namespace narrow {
 
-constexpr int kWarps = kSlices;
+constexpr int kWarps = kKBlocks;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kTokens = kTokenTile;
-constexpr int kHalfTileBytes = kSlices * kSliceBytes;
+constexpr int kRowTileBytes = kKBlocks * kKBlockBytes;
 constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
                                    // most of the writers' banks apart
 constexpr int kPartialBytes = kWarps * kTokens * kPartialPitch * 4 * 3;  // three tiles
@@ -36,39 +36,41 @@ struct Layout {
       : ring(0),
         gain(ring + ring_bytes),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
-        old(squares + (normalizes ? kSlices * kTokens * 4 : 0)),
+        old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
         peer(old + (adds ? pass_tiles * kTileRows * kTokens * 2 : 0)),
         partial(peer + peer_tiles * kTileRows * kTokens * 4),
         barriers(partial + kPartialBytes),
         end(barriers + (2 * kMaxStages + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
 
-// How many tiles a pass has in registers, and how many chunks of x are on their way.
+// How many tiles a pass has in registers, and how many K chunks of x are on their way.
 template <int kTiles_, int kAhead_>
 struct Size {
   static constexpr int kTiles = kTiles_, kAhead = kAhead_;
 };
 
-__device__ inline int chunks_of(const CtaTiles& share) { return (share.k + kChunk - 1) / kChunk; }
+__device__ inline int k_chunks_of(const CtaTiles& range) {
+  return (range.k + kKChunk - 1) / kKChunk;
+}
 
 // Fills the ring with the CTA's tiles, in the order in which they are multiplied. Of eight
 // consecutive tiles each warp copies one.
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
-  const CtaTiles& share;
+  const CtaTiles& range;
   const Ring& ring;
   uint64_t policy;
   Pass pass;  // of the tile that this warp copies next
-  int chunk = 0, tile = 0;
+  int k_chunk = 0, tile = 0;
   int turn;  // how many tiles the other warps copy before
 
-  __device__ Filler(const Params& p, const CtaTiles& share, const Ring& ring)
+  __device__ Filler(const Params& p, const CtaTiles& range, const Ring& ring)
       : p(p),
-        share(share),
+        range(range),
         ring(ring),
         policy(evict_first()),
-        pass(pass_from(0, p.pass_tiles, share.tiles)),
+        pass(pass_from(0, p.pass_tiles, range.tiles)),
         turn(threadIdx.x / kWarpSize) {
     skip(turn);
   }
@@ -100,9 +102,9 @@ struct Filler {
 #pragma unroll 1
     while (pass.count > 0 && tile >= pass.count) {
       tile -= pass.count;
-      if (++chunk < chunks_of(share)) continue;
-      chunk = 0;
-      pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, share.tiles);
+      if (++k_chunk < k_chunks_of(range)) continue;
+      k_chunk = 0;
+      pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
     }
   }
 
@@ -116,19 +118,19 @@ struct Filler {
   __device__ void copy_tile(const Stage& stage) const {
     unsigned char* place = ring.stage(stage.index);
     Barrier* full = &ring.full[stage.index];
-    const HalfTileMap& weight = p.weight[share.part];
-    const TileRows rows = tile_rows<kEpilogue>(p, share, pass.first + tile);
+    const RowTileMap& weight = p.weight[range.part];
+    const TileRows rows = tile_rows<kEpilogue>(p, range, pass.first + tile);
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-    arrive_expecting(full, rows.is_whole ? 2 * kHalfTileBytes : kHalfTileBytes);
-    copy_half_tile(place, weight, rows.first, chunk * kSlices, full, policy);
+    arrive_expecting(full, rows.is_whole ? 2 * kRowTileBytes : kRowTileBytes);
+    copy_row_tile(place, weight, rows.first, k_chunk * kKBlocks, full, policy);
     if (rows.is_whole)
-      copy_half_tile(place + kHalfTileBytes, weight, rows.second, chunk * kSlices, full, policy);
+      copy_row_tile(place + kRowTileBytes, weight, rows.second, k_chunk * kKBlocks, full, policy);
   }
 };
 
-// What a lane holds of one chunk of x: the columns 32 h + 8 thread .. + 7 of its warp's slice, of
-// token `group` (lane / 4).
-struct XChunk {
+// What a lane holds of one K chunk of x: the columns 32 h + 8 thread .. + 7 of its warp's K block,
+// of token `group` (lane / 4).
+struct XKChunk {
   uint4 v[kHalves];
 };
 
@@ -146,7 +148,7 @@ __device__ inline void turn_words(uint4& v) {
   exchange(v.y, v.w, is_high, 2);
 }
 
-// A warp's sums over its slices, as seen from a lane. All addresses are computed before the wait.
+// A warp's sums over its K blocks, as seen from a lane. All addresses are computed before the wait.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
   static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead;
@@ -157,13 +159,13 @@ struct Multiplier {
   bool is_active;             // there is such a token
   const Bf16* x_at;           // the lane's first columns, in its token
   const unsigned char* gain;  // of those columns, in shared memory
-  int chunks, columns;        // of the share; from the warp's first slice to its end
+  int k_chunks, columns;      // of the CTA's range; from the warp's first K block to its end
   int offset[kDepths];        // of what the lane points load_matrices() to, in a tile
   Stage stage;
   float sums[kTiles][4];
   float squares[2];
 
-  __device__ Multiplier(const Params& p, const CtaTiles& share, const Ring& ring,
+  __device__ Multiplier(const Params& p, const CtaTiles& range, const Ring& ring,
                         const unsigned char* gains, int active)
       : ring(ring),
         zero(p.zero),
@@ -171,71 +173,72 @@ struct Multiplier {
         group(computed_now(threadIdx.x % kWarpSize / 4)),
         thread(computed_now(threadIdx.x % 4)),
         is_active(group < active),
-        chunks(chunks_of(share)) {
-    const int column = share.column + warp * kSliceColumns + thread * 8;
+        k_chunks(k_chunks_of(range)) {
+    const int column = range.column + warp * kKBlockColumns + thread * 8;
     x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
     gain = gains + computed_now(column * 2);
-    columns = computed_now(share.k - warp * kSliceColumns);
-    // The four matrices are columns 0 .. 7 of the first half tile and of the second one, then
-    // columns 8 .. 15 of both. Where there is no second half tile, the first one is read twice.
+    columns = computed_now(range.k - warp * kKBlockColumns);
+    // The four matrices are columns 0 .. 7 of the first 8-row tile and of the second one, then
+    // columns 8 .. 15 of both. Where there is no second 8-row tile, the first one is read twice.
     const int matrix = threadIdx.x % kWarpSize / 8, row = threadIdx.x % 8,
-              half_tile = p.stage_bytes > kHalfTileBytes ? matrix % 2 : 0;
+              row_tile = p.stage_bytes > kRowTileBytes ? matrix % 2 : 0;
 #pragma unroll
     for (int d = 0; d < kDepths; ++d) {
-      offset[d] = computed_now(half_tile * kHalfTileBytes + warp * kSliceBytes +
-                               row * kSliceColumns * 2 + ((d * 2 + matrix / 2) ^ row) * 16);
+      offset[d] = computed_now(row_tile * kRowTileBytes + warp * kKBlockBytes +
+                               row * kKBlockColumns * 2 + ((d * 2 + matrix / 2) ^ row) * 16);
     }
   }
 
-  // The first chunks of x are on their way when this returns.
-  __device__ void start(XChunk (&x)[kAhead]) const {
+  // The first K chunks of x are on their way when this returns.
+  __device__ void start(XKChunk (&x)[kAhead]) const {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) load(x[a], a);
   }
 
   // The sums of one pass over x.
   template <typename Filler>
-  __device__ void run(XChunk (&x)[kAhead], const Pass& pass, Filler& filler, const Stamps& stamps) {
+  __device__ void run(XKChunk (&x)[kAhead], const Pass& pass, Filler& filler,
+                      const Stamps& stamps) {
     squares[0] = squares[1] = 0.0f;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) sums[m][0] = sums[m][1] = sums[m][2] = sums[m][3] = 0.0f;
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks; ++chunk) {
-      add_chunk(x[0], chunk, pass, filler, stamps);
+    for (int k_chunk = 0; k_chunk < k_chunks; ++k_chunk) {
+      add_k_chunk(x[0], k_chunk, pass, filler, stamps);
 #pragma unroll
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
-      load(x[kAhead - 1], chunk + kAhead);
+      load(x[kAhead - 1], k_chunk + kAhead);
     }
   }
 
  private:
-  __device__ void load(XChunk& x, int chunk) const {
+  __device__ void load(XKChunk& x, int k_chunk) const {
     const bool is_inside =
-        chunk * kChunk < columns && is_active;  // a slice is inside or outside as a whole
-    const Bf16* from = x_at + chunk * kChunk;
+        k_chunk * kKChunk < columns && is_active;  // a K block is inside or outside as a whole
+    const Bf16* from = x_at + k_chunk * kKChunk;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h)
       x.v[h] = load_fresh_if(is_inside, reinterpret_cast<const uint4*>(from + h * 32));
   }
 
   // From x as it was loaded to what instructions take.
-  __device__ void prepare(XChunk& x, int chunk) {
+  __device__ void prepare(XKChunk& x, int k_chunk) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       if constexpr (kNormalizes) {
         uint4 gains = make_uint4(0, 0, 0, 0);
-        if (chunk * kChunk < columns)
-          gains = *reinterpret_cast<const uint4*>(gain + (chunk * kChunk + h * 32) * 2);
+        if (k_chunk * kKChunk < columns)
+          gains = *reinterpret_cast<const uint4*>(gain + (k_chunk * kKChunk + h * 32) * 2);
         normalize(x.v[h], gains, squares);
       }
       turn_words(x.v[h]);
     }
   }
 
-  // The tiles of a chunk, one after the other.
+  // The tiles of a K chunk, one after the other.
   template <typename Filler>
-  __device__ void add_chunk(XChunk& x, int chunk, const Pass& pass, Filler& filler,
-                            const Stamps& stamps) {
+  __device__ void add_k_chunk(XKChunk& x, int k_chunk, const Pass& pass, Filler& filler,
+                              const Stamps& stamps) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if (m >= pass.count) break;
@@ -248,8 +251,8 @@ struct Multiplier {
         loaded |= w[d][3];
       }
       if (m == 0)
-        prepare(x, chunk);  // waits for x, while the first weights are on their way to registers
-      if (m == 0 && chunk == 0 && pass.first == 0) stamps.at(Point::kLoaded);
+        prepare(x, k_chunk);  // waits for x, while the first weights are on their way to registers
+      if (m == 0 && k_chunk == 0 && pass.first == 0) stamps.at(Point::kLoaded);
       __syncwarp();  // all lanes have read the tile
       if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
       filler.refill(stage);
@@ -272,7 +275,7 @@ struct Finish {
   const Params& p;
   const Layout& at;
   unsigned char* shared;
-  int tiles, active;  // tiles of the share, tokens that live
+  int tiles, active;  // tiles of the CTA's range, tokens that live
 
   template <typename T>
   __device__ T* place(int offset) const {
@@ -292,7 +295,7 @@ struct Finish {
     const int at_once =
         (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / (kWarps * kPartialPitch * 4) >>
         column_bits;
-    const unsigned g = threadIdx.x % kHalfTileRows, tokens = 1u << column_bits;
+    const unsigned g = threadIdx.x % kRowTileRows, tokens = 1u << column_bits;
     if (pass.first > 0 || uses_ring)
       __syncthreads();  // all have read what the pass before left, and the ring
     if (kNormalizes && warp.group / 2 == warp.thread) {
@@ -307,16 +310,16 @@ struct Finish {
       if (kEpilogue == Epilogue::kAdd && first == 0) wait_copies<0>();
       __syncthreads();
 #pragma unroll 1
-      for (unsigned i = threadIdx.x / kHalfTileRows; i < count * tokens;
-           i += kThreads / kHalfTileRows) {
+      for (unsigned i = threadIdx.x / kRowTileRows; i < count * tokens;
+           i += kThreads / kRowTileRows) {
         const int token = i & (tokens - 1), tile = i >> column_bits;
         if (token >= active) continue;
         const float* partial = partials + tile * slot + token * kPartialPitch + g;
-        float low = partial[0], high = partial[kHalfTileRows];
+        float low = partial[0], high = partial[kRowTileRows];
 #pragma unroll
         for (int w = 1; w < kWarps; ++w) {
           low += partial[w * kPartialPitch << column_bits];
-          high += partial[(w * kPartialPitch << column_bits) + kHalfTileRows];
+          high += partial[(w * kPartialPitch << column_bits) + kRowTileRows];
         }
         output.take(first + tile, g, token, output.scale(token), low, high);
       }
@@ -337,7 +340,7 @@ struct Finish {
         const int column = 2 * warp.thread + j;
         if (column >= 1 << column_bits) continue;
         slot[column * kPartialPitch] = warp.sums[m][j];
-        slot[column * kPartialPitch + kHalfTileRows] = warp.sums[m][j + 2];
+        slot[column * kPartialPitch + kRowTileRows] = warp.sums[m][j + 2];
       }
     }
   }
@@ -347,9 +350,9 @@ struct Finish {
 // returns.
 template <Epilogue kEpilogue>
 __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring, Barrier* arrived,
-                            const CtaTiles& share) {
+                            const CtaTiles& range) {
   const int i = threadIdx.x;
-  if (i == 0) prefetch_half_tile_map(p.weight[share.part]);
+  if (i == 0) prefetch_row_tile_map(p.weight[range.part]);
   if (i < p.stages) {
     init_barrier(&ring.full[i], 1);
     init_barrier(&ring.empty[i], kWarps);
@@ -378,27 +381,27 @@ __device__ void run_block(const Params& p) {
   // would take twice as long. The kernel that writes it lets no other start.
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
-  const CtaTiles share = cta_tiles<kEpilogue>(p);
+  const CtaTiles range = cta_tiles<kEpilogue>(p);
   const Layout at(p.stages * p.stage_bytes, Size::kTiles, is_split<kEpilogue>(p) ? p.most_tiles : 0,
                   p.k, kNormalizes, !kNormalizes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   Barrier* const arrived = barriers + 2 * kMaxStages;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
-  Filler<kEpilogue> filler(p, share, ring);
-  begin_block<kEpilogue>(p, at, ring, arrived, share);
+  Filler<kEpilogue> filler(p, range, ring);
+  begin_block<kEpilogue>(p, at, ring, arrived, range);
 
   // A step without live tokens reads no weights, and some CTAs have no rows. They wait all the
   // same, because the next kernel takes this one's end for the end of all kernels before it.
   const int active = min(counts, p.tokens);
-  if (active <= 0 || share.tiles == 0) {
+  if (active <= 0 || range.tiles == 0) {
     wait_copies<0>();
     return wait_for_earlier();
   }
   filler.fill();
-  const Finish<Size, kEpilogue> finish{p, at, shared, share.tiles, active};
+  const Finish<Size, kEpilogue> finish{p, at, shared, range.tiles, active};
   Bf16* const old = finish.template place<Bf16>(at.old);
   Output<kEpilogue> output{p,
-                           share,
+                           range,
                            finish.template place<const float>(at.squares),
                            old,
                            finish.template place<float>(at.peer),
@@ -406,8 +409,8 @@ __device__ void run_block(const Params& p) {
                            kTokens,
                            0};
   if (threadIdx.x == 0) output.expect_peer(active);
-  Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);
-  XChunk x[Size::kAhead];
+  Multiplier<Size, kNormalizes> multiplier(p, range, ring, shared + at.gain, active);
+  XKChunk x[Size::kAhead];
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
@@ -415,7 +418,7 @@ __device__ void run_block(const Params& p) {
                         // comes before it
   stamps.at(Point::kWaited);
 
-  Pass pass = pass_from(0, p.pass_tiles, share.tiles);
+  Pass pass = pass_from(0, p.pass_tiles, range.tiles);
 #pragma unroll 1
   while (true) {
     output.first_tile = pass.first;
@@ -427,7 +430,7 @@ __device__ void run_block(const Params& p) {
     stamps.at(Point::kSummed);
     finish.run(multiplier, pass, output);
     stamps.at(Point::kStored);
-    pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, share.tiles);
+    pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
     if (pass.count <= 0) return;
     multiplier.start(x);
   }

@@ -1,22 +1,22 @@
 // The Hopper linears for many tokens: which tiles a launch has, and the launches.
-#include "cuda/linear/stream_tall.h"
+#include "cuda/linear/large_linear.h"
 
 #include <algorithm>
 
+#include "cuda/linear/large_linear.cuh"
 #include "cuda/linear/stream_common.cuh"
-#include "cuda/linear/stream_tall.cuh"
 #include "cuda/residency.cuh"
 
 namespace photon::cuda::stream_linear {
-namespace tall {
+namespace large {
 
 // What stands in front of the linears for many tokens where x is normalized: x times the gains, and
 // of each token one over its root mean square, in the bits of the kernels that do this themselves.
 //
-// A CTA has eight tokens. Of each chunk warp w takes slice w, of all tokens; at the end the slices'
-// sums of squares are added in order.
+// A CTA has eight tokens. Of each K chunk warp w takes K block w, of all tokens; at the end the K
+// blocks' sums of squares are added in order.
 
-constexpr int kNormThreads = kSlices * kWarpSize;
+constexpr int kNormThreads = kKBlocks * kWarpSize;
 
 struct NormParams {
   const Bf16* x;  // [tokens, k]
@@ -30,20 +30,20 @@ struct NormParams {
 };
 
 __device__ inline void normalize_tokens(const NormParams& p) {
-  __shared__ float squares[kSlices][kTokenTile];
+  __shared__ float squares[kKBlocks][kTokenTile];
   let_next_start();
   const int active = min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
   wait_for_earlier();
   const int first = static_cast<int>(blockIdx.x) * kTokenTile;
   if (first >= active) return;
   const LaneVectors at;
-  const int slice = threadIdx.x / kWarpSize, token = first + at.group;
+  const int k_block = threadIdx.x / kWarpSize, token = first + at.group;
   const bool is_live = token < active;
   const Bf16* const from = p.x + (is_live ? token : first) * p.x_stride;
   Bf16* const to = p.normed + static_cast<int64_t>(token) * p.k;
   float sums[2] = {};
 #pragma unroll 4
-  for (int column = slice * kSliceColumns; column < p.k; column += kChunk) {
+  for (int column = k_block * kKBlockColumns; column < p.k; column += kKChunk) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int own = column + at.column(half);
@@ -52,13 +52,13 @@ __device__ inline void normalize_tokens(const NormParams& p) {
       if (is_live) *reinterpret_cast<uint4*>(to + own) = v;
     }
   }
-  if (at.group / 2 == at.thread) squares[slice][at.group] = at.group % 2 == 0 ? sums[0] : sums[1];
+  if (at.group / 2 == at.thread) squares[k_block][at.group] = at.group % 2 == 0 ? sums[0] : sums[1];
   __syncthreads();
   const int own = static_cast<int>(threadIdx.x);
   if (own >= kTokenTile || first + own >= active) return;
   float sum = 0.0f;
 #pragma unroll
-  for (int s = 0; s < kSlices; ++s) sum += squares[s][own];
+  for (int s = 0; s < kKBlocks; ++s) sum += squares[s][own];
   p.scale[first + own] = rsqrtf(fmaf(sum, p.per_column, p.eps));
 }
 namespace {
@@ -173,11 +173,11 @@ template <Epilogue kEpilogue>
 int launch_tiles(Params p, const Shape& shape, const Plan& plan, const Bf16* x, int64_t x_stride,
                  const Bf16* weight, int64_t weight_stride, bool pdl, void* stream) {
   p.is_paired = plan.is_paired;
-  if (const int error = make_half_tile_map(p.x, 1, x, p.tokens, p.k, x_stride, kTokens))
+  if (const int error = make_row_tile_map(p.x, 1, x, p.tokens, p.k, x_stride, kTokens))
     return error;
   const int box_rows = copies_halves(p) ? plan.rows / 2 : plan.rows;
   const int64_t rows = (p.is_swiglu ? 2 : 1) * shape.n;
-  if (const int error = make_half_tile_map(p.weight, 1, weight, rows, p.k, weight_stride, box_rows))
+  if (const int error = make_row_tile_map(p.weight, 1, weight, rows, p.k, weight_stride, box_rows))
     return error;
   return launch_plan<kEpilogue, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 176, 192>(p, shape, plan,
                                                                                     pdl, stream);
@@ -219,31 +219,31 @@ Params tile_params(const stream_linear::Params& op) {
 }
 
 }  // namespace
-}  // namespace tall
+}  // namespace large
 
 template <Epilogue kEpilogue>
-int launch_tall(const Params& op, const Bf16* weight, int64_t weight_stride, float* workspace,
-                bool pdl, void* stream) {
-  tall::Params p = tall::tile_params(op);
-  const tall::Shape shape{op.tokens, op.n, op.k, op.is_swiglu, sms()};
-  const tall::Plan plan = tall::choose_plan<kEpilogue>(shape);
+int launch_large(const Params& op, const Bf16* weight, int64_t weight_stride, float* workspace,
+                 bool pdl, void* stream) {
+  large::Params p = large::tile_params(op);
+  const large::Shape shape{op.tokens, op.n, op.k, op.is_swiglu, sms()};
+  const large::Plan plan = large::choose_plan<kEpilogue>(shape);
   if constexpr (kEpilogue == Epilogue::kAdd) {
-    return tall::launch_tiles<kEpilogue>(p, shape, plan, op.x, op.x_stride, weight, weight_stride,
-                                         pdl, stream);
+    return large::launch_tiles<kEpilogue>(p, shape, plan, op.x, op.x_stride, weight, weight_stride,
+                                          pdl, stream);
   } else {
     Bf16* const normed = reinterpret_cast<Bf16*>(workspace);
     float* const scale = workspace + static_cast<int64_t>(op.tokens) * op.k / 2;
     p.scale = scale;
-    if (const int error = tall::launch_norm(op, normed, scale, pdl, stream)) return error;
+    if (const int error = large::launch_norm(op, normed, scale, pdl, stream)) return error;
     // Behind the norm it may always start early: when that runs, all before it has ended, or it was
     // allowed to start early itself.
-    return tall::launch_tiles<kEpilogue>(p, shape, plan, normed, op.k, weight, weight_stride, true,
-                                         stream);
+    return large::launch_tiles<kEpilogue>(p, shape, plan, normed, op.k, weight, weight_stride, true,
+                                          stream);
   }
 }
 
-template int launch_tall<Epilogue::kStore>(const Params&, const Bf16*, int64_t, float*, bool,
-                                           void*);
-template int launch_tall<Epilogue::kAdd>(const Params&, const Bf16*, int64_t, float*, bool, void*);
+template int launch_large<Epilogue::kStore>(const Params&, const Bf16*, int64_t, float*, bool,
+                                            void*);
+template int launch_large<Epilogue::kAdd>(const Params&, const Bf16*, int64_t, float*, bool, void*);
 
 }  // namespace photon::cuda::stream_linear

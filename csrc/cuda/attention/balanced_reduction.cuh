@@ -1,18 +1,18 @@
-// The end of a part of a context in even_attention: outputs, where it is the whole; else sums that
+// The end of a partial tile in balanced_attention: outputs, where it is whole; else sums that
 // are left in the workspace, which the last CTA to come adds up, in order. The two consumers of a
 // CTA do so apart, each for its own rows.
 #pragma once
-#include "cuda/attention/even_softmax.cuh"
+#include "cuda/attention/balanced_softmax.cuh"
 
 namespace photon::cuda {
 
-// What a CTA has in the workspace: a counter for each consumer, of the parts of the context that
-// begins in its share and is cut; the sums of the part that began in an earlier share; and those
-// of the part that goes on in a later one.
+// What a CTA has in the workspace: a counter for each consumer, of the partial tiles of the query
+// tile that begins in its range and is cut; the sums of the partial tile of one that began in an
+// earlier range; and those of one that goes on in a later range.
 template <typename Plan>
 class Workspace {
  public:
-  static constexpr int64_t kPart = even_part_words(Plan::kHeadDim),
+  static constexpr int64_t kPartialWords = balanced_partial_words(Plan::kHeadDim),
                            kWords = chunk_workspace_words(Plan::kHeadDim, 1);
 
   __device__ explicit Workspace(float* first) : words_(first) {}
@@ -23,26 +23,26 @@ class Workspace {
 
   // A thread's sums: vectors of four, a column of vectors for each thread.
   __device__ float4* sums(int cta, bool begins) const {
-    return reinterpret_cast<float4*>(part(cta, begins)) + static_cast<int>(threadIdx.x) -
+    return reinterpret_cast<float4*>(partial(cta, begins)) + static_cast<int>(threadIdx.x) -
            kWarpgroupThreads;
   }
 
   // The highest score and the sum of weights of the thread's rows, the second 8 rows later.
   __device__ float2* weights(int cta, bool begins) const {
-    return reinterpret_cast<float2*>(part(cta, begins) + kTileRows * Plan::kHeadDim) + own_row();
+    return reinterpret_cast<float2*>(partial(cta, begins) + kTileRows * Plan::kHeadDim) + own_row();
   }
 
  private:
-  __device__ float* part(int cta, bool begins) const {
-    return words_ + cta * kWords + kEvenCounters + begins * kPart;
+  __device__ float* partial(int cta, bool begins) const {
+    return words_ + cta * kWords + kBalancedCounters + begins * kPartialWords;
   }
 
   float* words_;
 };
 
 template <typename Plan>
-__device__ void leave_part(const Workspace<Plan>& workspace, int cta, bool begins,
-                           const EvenSoftmax<Plan>& state) {
+__device__ void leave_partial(const Workspace<Plan>& workspace, int cta, bool begins,
+                              const BalancedSoftmax<Plan>& state) {
   float4* const sums = workspace.sums(cta, begins);
 #pragma unroll
   for (int n = 0; n < Plan::kColumns; ++n) {
@@ -67,26 +67,26 @@ __device__ inline float2 load_fresh(const float2* pointer) {
   return {__int_as_float(load_fresh(words)), __int_as_float(load_fresh(words + 1))};
 }
 
-// Adds the part that a CTA has left to what is summed already.
+// Adds the partial tile that a CTA has left to what is summed already.
 template <typename Plan>
-__device__ void add_part(const Workspace<Plan>& workspace, int cta, bool begins, float scale,
-                         EvenSoftmax<Plan>& state) {
+__device__ void add_partial(const Workspace<Plan>& workspace, int cta, bool begins, float scale,
+                            BalancedSoftmax<Plan>& state) {
   const float4* const sums = workspace.sums(cta, begins);
   float keep[2], gain[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float2 part = load_fresh(workspace.weights(cta, begins) + half * 8);
-    const float high = fmaxf(state.high[half], part.x),
+    const float2 partial = load_fresh(workspace.weights(cta, begins) + half * 8);
+    const float high = fmaxf(state.high[half], partial.x),
                 base = high == -INFINITY ? 0.0f : high * scale;
     keep[half] = exp2_approx(fmaf(state.high[half], scale, -base));
-    gain[half] = exp2_approx(fmaf(part.x, scale, -base));
+    gain[half] = exp2_approx(fmaf(partial.x, scale, -base));
     state.high[half] = high;
-    state.total[half] = fmaf(state.total[half], keep[half], part.y * gain[half]);
+    state.total[half] = fmaf(state.total[half], keep[half], partial.y * gain[half]);
   }
 #pragma unroll
   for (int n = 0; n < Plan::kColumns; ++n) {
-    const float4 part = load_fresh(sums + n * kConsumers * kWarpgroupThreads);
-    const float own[4] = {part.x, part.y, part.z, part.w};
+    const float4 partial = load_fresh(sums + n * kConsumers * kWarpgroupThreads);
+    const float own[4] = {partial.x, partial.y, partial.z, partial.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& sum = state.sum[4 * n + i];
@@ -95,34 +95,34 @@ __device__ void add_part(const Workspace<Plan>& workspace, int cta, bool begins,
   }
 }
 
-// Leaves the CTA's part of a context, and returns whether all others are there, too; then `state`
+// Leaves the CTA's partial tile, and returns whether all others are there, too; then `state`
 // is made of all.
 template <typename Plan>
-__device__ bool merge_parts(const PagedAttentionParams& p, const Part& part,
-                            EvenShared<Plan>& shared, EvenSoftmax<Plan>& state) {
+__device__ bool merge_partials(const PagedAttentionParams& p, const PartialTile& partial,
+                               BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
   const Workspace<Plan> workspace(p.workspace);
   const int cta = static_cast<int>(blockIdx.x), barrier = kConsumerBarrier + own_group();
-  leave_part(workspace, cta, part.begin == 0, state);
+  leave_partial(workspace, cta, partial.begin == 0, state);
   sync_threads(barrier, kWarpgroupThreads);
   int32_t& is_last = shared.is_last[own_group()];
   if (threadIdx.x % kWarpgroupThreads == 0) {
-    const unsigned last = part.count - 1;
-    is_last = count_round(workspace.counter(part.first_cta), last) == last;
+    const unsigned last = partial.count - 1;
+    is_last = count_round(workspace.counter(partial.first_cta), last) == last;
   }
   sync_threads(barrier, kWarpgroupThreads);
   const bool merges = is_last != 0;
   if (!merges) return false;
   state = {};
-  for (int i = 0; i < part.count; ++i)
-    add_part(workspace, part.first_cta + i, i == 0, p.scale * kLog2E, state);
+  for (int i = 0; i < partial.count; ++i)
+    add_partial(workspace, partial.first_cta + i, i == 0, p.scale * kLog2E, state);
   return true;
 }
 
 // Turns the sums of the group's rows into outputs. They go by way of the rows' queries in shared
 // memory, which all of the group have read.
 template <typename Plan>
-__device__ void store_rows(const PagedAttentionParams& p, const Part& part, int sharers,
-                           const EvenSoftmax<Plan>& state, Bf16* staged) {
+__device__ void store_rows(const PagedAttentionParams& p, const PartialTile& partial, int sharers,
+                           const BalancedSoftmax<Plan>& state, Bf16* staged) {
   const int lane = threadIdx.x % kWarpSize, pair = lane % 4 * 2;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -136,36 +136,36 @@ __device__ void store_rows(const PagedAttentionParams& p, const Part& part, int 
   }
   __syncwarp();
   const int vector = lane % Plan::kVectors, first = own_row() - lane / 4 + lane / Plan::kVectors;
-  Bf16* const to = static_cast<Bf16*>(p.out) + part.first_token * p.out_stride +
-                   part.kv_head * sharers * p.out_head_stride + vector * 8;
+  Bf16* const to = static_cast<Bf16*>(p.out) + partial.first_token * p.out_stride +
+                   partial.kv_head * sharers * p.out_head_stride + vector * 8;
   QueryRow row(first, Plan::kStepRows, sharers);
 #pragma unroll
   for (int i = 0; i < 16; i += Plan::kStepRows, row.advance()) {
-    if (row.token >= part.tokens) break;
+    if (row.token >= partial.tokens) break;
     *reinterpret_cast<uint4*>(to + row.token * p.out_stride + row.head * p.out_head_stride) =
         *reinterpret_cast<const uint4*>(staged + Plan::place(first + i, vector));
   }
 }
 
-// The consumers: two warpgroups, each with half of the rows of every part of the share.
+// The consumers: two warpgroups, each with half of the rows of every partial tile of the range.
 template <typename Plan>
-__device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens, Share share,
-                        EvenShared<Plan>& shared) {
+__device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens, CtaRange range,
+                        BalancedShared<Plan>& shared) {
   wait_for_earlier();
-  Part part;
-  for (int number = 0, index = 0; share.next(part); ++number) {
-    const RowLengths lengths(tokens, part);
+  PartialTile partial;
+  for (int number = 0, index = 0; range.next(partial); ++number) {
+    const RowLengths lengths(tokens, partial);
     Bf16* const queries = shared.queries[number % 2];
-    EvenSoftmax<Plan> state;
+    BalancedSoftmax<Plan> state;
     wait_barrier(&shared.has_queries[number % 2], parity_of(number));
     fence_async_shared();  // threads have copied them
-    attend_part(p, part, lengths, queries, index, shared, state);
-    index += part.end - part.begin;
+    attend_partial(p, partial, lengths, queries, index, shared, state);
+    index += partial.end - partial.begin;
     const int32_t* const poisoned = shared.poisoned[number % 2];
     if (poisoned[Plan::kHeadDim] != INT_MAX) spoil_sums(state, lengths, poisoned);
     sync_threads(kConsumerBarrier + own_group(), kWarpgroupThreads);  // all have read the queries
-    if (part.is_whole() || merge_parts(p, part, shared, state))
-      store_rows(p, part, tokens.sharers, state, queries);
+    if (partial.is_whole() || merge_partials(p, partial, shared, state))
+      store_rows(p, partial, tokens.sharers, state, queries);
     arrive(&shared.queries_read[number % 2]);
   }
 }

@@ -1,10 +1,10 @@
-// Which tiles a CTA of the linears for many tokens has (stream_tall.cuh), and the stages of their
+// Which tiles a CTA of the linears for many tokens has (large_linear.cuh), and the stages of their
 // columns, in the order in which they are multiplied.
 #pragma once
 #include "cuda/linear/stream_common.cuh"
 #include "cuda/warpgroup.cuh"
 
-namespace photon::cuda::stream_linear::tall {
+namespace photon::cuda::stream_linear::large {
 
 constexpr int kGroups = 2;
 constexpr int kTokens = kGroups * kWarpgroupRows;  // of a tile
@@ -12,17 +12,17 @@ constexpr int kMultipliers = kGroups * kWarpgroupThreads;
 constexpr int kThreads = kMultipliers + kWarpgroupThreads;
 constexpr int kSumRegisters = 232, kFillRegisters = 40;  // of a thread of the groups that multiply,
                                                          // and of the one that fills
-constexpr int kXBytes = kTokens * kSliceColumns * 2;     // of a stage
-constexpr int kRowBytes = kSliceColumns * 2;
+constexpr int kXBytes = kTokens * kKBlockColumns * 2;    // of a stage
+constexpr int kRowBytes = kKBlockColumns * 2;
 constexpr int kGroupXBytes = kXBytes / kGroups;
 constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Barrier));
 
 struct Params {
-  HalfTileMap x, weight;  // boxes of one slice: of a tile's tokens; of its rows, or of half of
-                          // them (copies_halves())
-  Bf16* out;              // [tokens, n]; kAdd: read, added to and written
-  const Bf16* bias;       // a value per row of the weight, or null
-  const float* scale;     // kStore: what the sums of a token are multiplied by
+  RowTileMap x, weight;  // boxes of one K block: of a tile's tokens; of its rows, or of half of
+                         // them (copies_halves())
+  Bf16* out;             // [tokens, n]; kAdd: read, added to and written
+  const Bf16* bias;      // a value per row of the weight, or null
+  const float* scale;    // kStore: what the sums of a token are multiplied by
   const int32_t* counts;
   int64_t out_stride;
   int tokens, n, k;
@@ -84,7 +84,7 @@ __device__ inline int end_of_part(const Params& p, int part) {
 struct Walk {
   const Deal& deal;
   int unit, token = 0, row_tile = 0;
-  int part = 0, slice = 0, column = 0;
+  int part = 0, k_block = 0, column = 0;
 
   __device__ explicit Walk(const Deal& deal) : deal(deal), unit(deal.first) { find_tile(); }
 
@@ -93,11 +93,11 @@ struct Walk {
   __device__ void advance() {
     const Params& p = deal.p;
     const int end = end_of_part(p, part);
-    column += kChunk;
+    column += kKChunk;
     if (column < end) return;
-    column = part * p.k_each + ++slice * kSliceColumns;
-    if (slice < kSlices && column < end) return;
-    slice = 0;
+    column = part * p.k_each + ++k_block * kKBlockColumns;
+    if (k_block < kKBlocks && column < end) return;
+    k_block = 0;
     if (++part == p.split) {
       part = 0;
       unit += deal.clusters;
@@ -114,4 +114,4 @@ struct Walk {
   }
 };
 
-}  // namespace photon::cuda::stream_linear::tall
+}  // namespace photon::cuda::stream_linear::large

@@ -1,4 +1,4 @@
-// A lone warp of split attention on its way through its tile ranges: when tiles are requested,
+// A one-warp CTA of split attention on its way through its tile ranges: when tiles are requested,
 // scored and added, and where the sums go. `Sums` is the arithmetic: warp_sums.cuh keeps the order
 // of summation of split_attention.cuh, batch_sums.cuh has one of its own.
 #pragma once
@@ -6,8 +6,8 @@
 
 namespace photon::cuda {
 
-// What becomes of a lone warp's sums: a tile range of the whole split-KV group is its result; the
-// splits of others meet in the workspace, where the last warp to arrive merges them.
+// What becomes of a one-warp CTA's sums: a tile range of the whole split-KV group is its result;
+// the splits of others meet in the workspace, where the last warp to arrive merges them.
 
 // Where the sums of one tile range go, in the layout that `Sums` has them in.
 template <typename Sums>
@@ -130,15 +130,15 @@ class WarpResults {
 };
 
 template <typename Sums>
-class LoneWarp {
+class OneWarpCta {
  public:
   static constexpr int kHeadDim = Sums::kDims;
   using Shape = WarpShape<kHeadDim>;
   using Shared = WarpShared<kHeadDim>;
 
-  __device__ LoneWarp(const RopeParams& rope, float scale, const SplitGrid& grid,
-                      const Partials& partials, const CtaRanges<true>& ranges,
-                      TileLoader<kHeadDim>& loader, Shared& shared)
+  __device__ OneWarpCta(const RopeParams& rope, float scale, const SplitGrid& grid,
+                        const Partials& partials, const CtaRanges<true>& ranges,
+                        TileLoader<kHeadDim>& loader, Shared& shared)
       : rope_(rope),
         scale_log2_(scale * kLog2E),
         grid_(grid),

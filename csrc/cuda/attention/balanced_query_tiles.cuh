@@ -1,13 +1,14 @@
-// The items of a step of even_attention: which of its tokens go together, and how much work each
-// is.
+// The query tiles of a step of balanced_attention: which of its tokens go together, and how much
+// work each is.
 //
-// An item is some consecutive tokens of one row, as many as a tile has rows for at most. Its work
-// is as many units, tiles of kUnitKeys positions, as its longest context has, for each KV head; to
-// begin with it and to end takes as long as kPartCost units, which stand before them.
+// An query tile is some consecutive tokens of one row, as many as a tile has rows for at most. Its
+// work is as many KV tiles, tiles of kTileKeys positions, as its longest context has, for each KV
+// head; to begin with it and to end takes as long as kPartialCost KV tiles, which stand before
+// them.
 #pragma once
 #include <cstdint>
 
-#include "common/even_workspace.h"
+#include "common/balanced_workspace.h"
 #include "common/kv.h"
 #include "common/params.h"
 #include "cuda/launch.cuh"
@@ -15,10 +16,10 @@
 
 namespace photon::cuda {
 
-constexpr int kUnitKeys = 128;
-constexpr int kTileRows = kEvenRows;
-constexpr int kMostItems = 4096;
-constexpr int kPartCost = 2;
+constexpr int kTileKeys = 128;
+constexpr int kTileRows = kBalancedRows;
+constexpr int kMaxQueryTiles = 4096;
+constexpr int kPartialCost = 2;
 constexpr int32_t kNoRow = -1;
 
 __device__ inline int32_t warp_least(int32_t v) { return __reduce_min_sync(kFullWarp, v); }
@@ -59,20 +60,21 @@ struct StepTokens {
   }
 };
 
-struct Items {
+struct QueryTiles {
   static constexpr int kOneToken = 1 << 16;
 
-  int32_t tokens[kMostItems];      // the first, and how many: kOneToken for each
-  int32_t before[kMostItems + 1];  // units of the items before, of one KV head
+  int32_t tokens[kMaxQueryTiles];      // the first, and how many: kOneToken for each
+  int32_t before[kMaxQueryTiles + 1];  // KV tiles of the query tiles before, of one KV head
   int32_t count;
-  int32_t starts[kMostItems / kWarpSize];  // items that begin in each 32 tokens; then before them
+  int32_t starts[kMaxQueryTiles /
+                 kWarpSize];  // query tiles that begin in each 32 tokens; then before them
   int32_t warp_sums[kWarpSize];
 };
 
-// 32 tokens of a step, one of each lane of a warp, and the items that they belong to.
+// 32 tokens of a step, one of each lane of a warp, and the query tiles that they belong to.
 struct TokenGroup {
   Context own;      // of a dead token, or one that is not this op's: kNoRow
-  unsigned starts;  // a bit for each token that an item begins with
+  unsigned starts;  // a bit for each token that a query tile begins with
   unsigned alive;
   int32_t row_before;  // lane 0: of the token in front of all
 
@@ -95,9 +97,10 @@ struct TokenGroup {
     alive = __ballot_sync(kFullWarp, is_alive);
   }
 
-  // What the group has of an item, in the lane of its last token there; else no tokens.
+  // What the group has of a query tile, in the lane of its last token there; else no tokens.
   struct Piece {
-    int item;  // of those that begin in the group; -1: the one that goes on from the group before
+    int query_tile;  // of those that begin in the group; -1: the one that goes on from the group
+                     // before
     int first_token, tokens;
     int32_t length;  // the longest context
   };
@@ -146,12 +149,12 @@ __device__ SumsBefore sum_before(int value, int32_t* warp_sums) {
   return sums;
 }
 
-// Notes the step's items, with the units of each in `before`, and returns how many there are. All
-// threads of the CTA must call it.
+// Notes the step's query tiles, with the KV tiles of each in `before`, and returns how many there
+// are. All threads of the CTA must call it.
 template <int kThreads>
-__device__ int note_items(const StepTokens& tokens, Items& items) {
+__device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
   constexpr int kWarps = kThreads / kWarpSize,
-                kMostEach = (kMostItems / kWarpSize + kWarps - 1) / kWarps;
+                kMostEach = (kMaxQueryTiles / kWarpSize + kWarps - 1) / kWarps;
   const int thread = threadIdx.x, warp = thread / kWarpSize,
             groups = (tokens.end + kWarpSize - 1) / kWarpSize;
   TokenGroup own[kMostEach];
@@ -164,29 +167,29 @@ __device__ int note_items(const StepTokens& tokens, Items& items) {
     const int number = i * kWarps + warp;
     if (number >= groups) continue;
     own[i].find_starts(tokens, number);
-    if (thread % kWarpSize == 0) items.starts[number] = __popc(own[i].starts);
+    if (thread % kWarpSize == 0) query_tiles.starts[number] = __popc(own[i].starts);
   }
   __syncthreads();
-  const int begun = thread < groups ? items.starts[thread] : 0;
-  const SumsBefore found = sum_before<kThreads>(begun, items.warp_sums);
-  if (thread < groups) items.starts[thread] = found.before;
+  const int begun = thread < groups ? query_tiles.starts[thread] : 0;
+  const SumsBefore found = sum_before<kThreads>(begun, query_tiles.warp_sums);
+  if (thread < groups) query_tiles.starts[thread] = found.before;
   __syncthreads();
-  // An item that began in an earlier group is added to once that has noted it.
+  // An query tile that began in an earlier group is added to once that has noted it.
   for (const bool goes_on : {false, true}) {
 #pragma unroll
     for (int i = 0; i < kMostEach; ++i) {
       const int number = i * kWarps + warp;
       if (number >= groups) continue;
       const TokenGroup::Piece piece = own[i].piece(number);
-      if (piece.tokens == 0 || goes_on != (piece.item < 0)) continue;
-      const int item = items.starts[number] + piece.item,
-                units = (piece.length + kUnitKeys - 1) / kUnitKeys + kPartCost;
+      if (piece.tokens == 0 || goes_on != (piece.query_tile < 0)) continue;
+      const int query_tile = query_tiles.starts[number] + piece.query_tile,
+                kv_tiles = (piece.length + kTileKeys - 1) / kTileKeys + kPartialCost;
       if (goes_on) {
-        atomicAdd(&items.tokens[item], Items::kOneToken * piece.tokens);
-        atomicMax(&items.before[item], units);
+        atomicAdd(&query_tiles.tokens[query_tile], QueryTiles::kOneToken * piece.tokens);
+        atomicMax(&query_tiles.before[query_tile], kv_tiles);
       } else {
-        items.tokens[item] = Items::kOneToken * piece.tokens + piece.first_token;
-        items.before[item] = units;
+        query_tiles.tokens[query_tile] = QueryTiles::kOneToken * piece.tokens + piece.first_token;
+        query_tiles.before[query_tile] = kv_tiles;
       }
     }
     __syncthreads();
@@ -194,24 +197,25 @@ __device__ int note_items(const StepTokens& tokens, Items& items) {
   return found.all;
 }
 
-// Finds the step's items. All threads of the CTA must call it.
+// Finds the step's query tiles. All threads of the CTA must call it.
 template <int kThreads>
-__device__ void list_items(const StepTokens& tokens, Items& items) {
-  const int count = note_items<kThreads>(tokens, items), each = (count + kThreads - 1) / kThreads,
+__device__ void list_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
+  const int count = note_query_tiles<kThreads>(tokens, query_tiles),
+            each = (count + kThreads - 1) / kThreads,
             begin = min(static_cast<int>(threadIdx.x) * each, count),
             end = min(begin + each, count);
-  int units = 0;
-  for (int i = begin; i < end; ++i) units += items.before[i];
-  const SumsBefore counted = sum_before<kThreads>(units, items.warp_sums);
+  int kv_tiles = 0;
+  for (int i = begin; i < end; ++i) kv_tiles += query_tiles.before[i];
+  const SumsBefore counted = sum_before<kThreads>(kv_tiles, query_tiles.warp_sums);
   int before = counted.before;
   for (int i = begin; i < end; ++i) {
-    const int own = items.before[i];
-    items.before[i] = before;
+    const int own = query_tiles.before[i];
+    query_tiles.before[i] = before;
     before += own;
   }
   if (threadIdx.x == 0) {
-    items.count = count;
-    items.before[count] = counted.all;
+    query_tiles.count = count;
+    query_tiles.before[count] = counted.all;
   }
   __syncthreads();
 }

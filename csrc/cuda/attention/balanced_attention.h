@@ -4,8 +4,8 @@
 
 namespace photon::cuda {
 
-// For which plan_attention() chose kEven. How the contexts of a step are cut depends on all of
+// For which plan_attention() chose kBalanced. How the contexts of a step are cut depends on all of
 // them: a token's bits are the same in steps that are alike, and in no others.
-int even_attention(const PagedAttentionParams& p, void* stream);
+int balanced_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

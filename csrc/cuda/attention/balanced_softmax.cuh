@@ -1,18 +1,18 @@
-// What a consumer of even_attention computes: 64 rows of a tile, each with an online softmax over
-// the tiles of keys of its part. A tile's scores are multiplied beside the values of the tile
-// before (Shah et al., "FlashAttention-3", 2024).
+// What a consumer of balanced_attention computes: 64 rows of a tile, each with an online softmax
+// over the KV tiles of its partial tile. A tile's scores are multiplied beside the values of the
+// tile before (Shah et al., "FlashAttention-3", 2024).
 #pragma once
 #include <cmath>
 
-#include "cuda/attention/even_tile.cuh"
+#include "cuda/attention/balanced_tile.cuh"
 #include "cuda/log2e.cuh"
 
 namespace photon::cuda {
 
-constexpr int kScores = kUnitKeys / 2;  // of a thread: of two rows, 8 n + 2 (lane % 4) and the next
+constexpr int kScores = kTileKeys / 2;  // of a thread: of two rows, 8 n + 2 (lane % 4) and the next
 
 template <typename Plan>
-struct EvenSoftmax {
+struct BalancedSoftmax {
   float high[2] = {-INFINITY, -INFINITY};  // of each of the two rows: the highest score so far
   float total[2] = {};                     // the sum of the weights of this thread's columns
   float sum[Plan::kColumns * 4] = {};      // as the scores of a thread stand
@@ -30,11 +30,12 @@ __device__ inline int own_group() { return static_cast<int>(threadIdx.x) / kWarp
 struct RowLengths {
   int32_t of[2];
 
-  __device__ RowLengths(const StepTokens& tokens, const Part& part) {
+  __device__ RowLengths(const StepTokens& tokens, const PartialTile& partial) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int token = (own_row() + half * 8) / tokens.sharers;
-      of[half] = token < part.tokens ? tokens.context(part.first_token + token).length : INT_MAX;
+      of[half] =
+          token < partial.tokens ? tokens.context(partial.first_token + token).length : INT_MAX;
     }
   }
 
@@ -50,7 +51,7 @@ __device__ inline void hide_scores(float (&scores)[kScores], const RowLengths& l
   for (int half = 0; half < 2; ++half) {
     const int32_t left = lengths.of[half] - own;
 #pragma unroll
-    for (int n = 0; n < kUnitKeys / 8; ++n) {
+    for (int n = 0; n < kTileKeys / 8; ++n) {
       if (n * 8 >= left) scores[4 * n + 2 * half] = -INFINITY;
       if (n * 8 + 1 >= left) scores[4 * n + 2 * half + 1] = -INFINITY;
     }
@@ -61,13 +62,13 @@ __device__ inline void hide_scores(float (&scores)[kScores], const RowLengths& l
 // `keep` by how much what is summed already has to be scaled. `scale` is the op's scale times
 // log2(e).
 template <typename Plan>
-__device__ void weigh_scores(float (&scores)[kScores], EvenSoftmax<Plan>& state, float (&keep)[2],
-                             float scale) {
+__device__ void weigh_scores(float (&scores)[kScores], BalancedSoftmax<Plan>& state,
+                             float (&keep)[2], float scale) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float high = state.high[half];
 #pragma unroll
-    for (int n = 0; n < kUnitKeys / 8; ++n)
+    for (int n = 0; n < kTileKeys / 8; ++n)
       high = fmaxf(high, fmaxf(scores[4 * n + 2 * half], scores[4 * n + 2 * half + 1]));
     high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 1));
     high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 2));
@@ -78,7 +79,7 @@ __device__ void weigh_scores(float (&scores)[kScores], EvenSoftmax<Plan>& state,
     state.high[half] = high;
     float added = 0.0f;
 #pragma unroll
-    for (int n = 0; n < kUnitKeys / 8; ++n) {
+    for (int n = 0; n < kTileKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& score = scores[4 * n + 2 * half + i];
@@ -91,16 +92,16 @@ __device__ void weigh_scores(float (&scores)[kScores], EvenSoftmax<Plan>& state,
 }
 
 template <typename Plan>
-__device__ void scale_sums(EvenSoftmax<Plan>& state, const float (&keep)[2]) {
+__device__ void scale_sums(BalancedSoftmax<Plan>& state, const float (&keep)[2]) {
 #pragma unroll
   for (int i = 0; i < Plan::kColumns * 4; ++i) state.sum[i] *= keep[i / 2 % 2];
 }
 
-using EvenWeights = uint32_t[kUnitKeys / 16][4];  // pairs of bf16, as operands of instructions
+using BalancedWeights = uint32_t[kTileKeys / 16][4];  // pairs of bf16, as operands of instructions
 
-__device__ inline void pack_weights(EvenWeights& weights, const float (&scores)[kScores]) {
+__device__ inline void pack_weights(BalancedWeights& weights, const float (&scores)[kScores]) {
 #pragma unroll
-  for (int i = 0; i < kUnitKeys / 16; ++i) {
+  for (int i = 0; i < kTileKeys / 16; ++i) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       weights[i][j] = pack_bf16(scores[8 * i + 2 * j], scores[8 * i + 2 * j + 1]);
@@ -110,8 +111,8 @@ __device__ inline void pack_weights(EvenWeights& weights, const float (&scores)[
 // Starts scores = q k^T for the group's rows.
 template <typename Plan>
 __device__ void multiply_keys(float (&scores)[kScores], const Bf16* queries, const Bf16* keys) {
-  const HalfTileFragment q(reinterpret_cast<const unsigned char*>(
-      queries + own_group() * (kTileRows / kConsumers) * kSliceColumns)),
+  const RowTileFragment q(reinterpret_cast<const unsigned char*>(
+      queries + own_group() * (kTileRows / kConsumers) * kKBlockColumns)),
       k(reinterpret_cast<const unsigned char*>(keys));
 #pragma unroll
   for (int d = 0; d < Plan::kHeadDim / 16; ++d) {
@@ -123,12 +124,12 @@ __device__ void multiply_keys(float (&scores)[kScores], const Bf16* queries, con
 
 // Starts the addition of the product of weights and values to the sums.
 template <typename Plan>
-__device__ void add_values(EvenSoftmax<Plan>& state, const EvenWeights& weights,
+__device__ void add_values(BalancedSoftmax<Plan>& state, const BalancedWeights& weights,
                            const Bf16* values) {
-  const HalfTileFragment v(reinterpret_cast<const unsigned char*>(values));
+  const RowTileFragment v(reinterpret_cast<const unsigned char*>(values));
 #pragma unroll
-  for (int i = 0; i < kUnitKeys / 16; ++i)
-    multiply_values<Plan::kSliceBytes>(state.sum, weights[i], v.after(i * 2 * kSliceBytes));
+  for (int i = 0; i < kTileKeys / 16; ++i)
+    multiply_values<Plan::kSliceBytes>(state.sum, weights[i], v.after(i * 2 * kKBlockBytes));
   warpgroup_commit();
 }
 
@@ -143,18 +144,18 @@ __device__ inline void release(Barrier& barrier) {
   if (threadIdx.x % kWarpSize == 0) arrive(&barrier);
 }
 
-// Goes through a part of the context of the group's rows. `first` is the place of the part's first
-// tile in the rings.
+// Goes through the KV tiles of a partial tile, for the group's rows. `first` is the place of its
+// first tile in the rings.
 template <typename Plan>
-__device__ void attend_part(const PagedAttentionParams& p, const Part& part,
-                            const RowLengths& lengths, const Bf16* queries, int first,
-                            EvenShared<Plan>& shared, EvenSoftmax<Plan>& state) {
+__device__ void attend_partial(const PagedAttentionParams& p, const PartialTile& partial,
+                               const RowLengths& lengths, const Bf16* queries, int first,
+                               BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
   const float scale = p.scale * kLog2E;
   const int32_t least = lengths.least();
   float scores[kScores], keep[2];
-  EvenWeights weights;
-  const int last = first + part.end - part.begin - 1;
-  int32_t end = (part.begin + 1) * kUnitKeys;
+  BalancedWeights weights;
+  const int last = first + partial.end - partial.begin - 1;
+  int32_t end = (partial.begin + 1) * kTileKeys;
 
   wait_tile(shared.has_keys[stage_of(first)], first);
   warpgroup_settle(scores);
@@ -163,12 +164,12 @@ __device__ void attend_part(const PagedAttentionParams& p, const Part& part,
   warpgroup_wait_but<0>();
   warpgroup_settle(scores);
   release(shared.keys_read[stage_of(first)]);
-  if (end > least) hide_scores(scores, lengths, end - kUnitKeys);
+  if (end > least) hide_scores(scores, lengths, end - kTileKeys);
   weigh_scores(scores, state, keep, scale);
   pack_weights(weights, scores);
   for (int index = first; index < last; ++index) {
     const int stage = stage_of(index), next = stage_of(index + 1);
-    end += kUnitKeys;
+    end += kTileKeys;
     wait_tile(shared.has_keys[next], index + 1);
     wait_tile(shared.has_values[stage], index);
     warpgroup_settle(scores);
@@ -180,7 +181,7 @@ __device__ void attend_part(const PagedAttentionParams& p, const Part& part,
     warpgroup_wait_but<1>();
     warpgroup_settle(scores);
     release(shared.keys_read[next]);
-    if (end > least) hide_scores(scores, lengths, end - kUnitKeys);
+    if (end > least) hide_scores(scores, lengths, end - kTileKeys);
     weigh_scores(scores, state, keep, scale);
     warpgroup_wait_but<0>();
     warpgroup_settle(state.sum);
@@ -206,7 +207,7 @@ __device__ void attend_part(const PagedAttentionParams& p, const Part& part,
 
 // Makes a row's sums NaN where it attends to a value that hide_values() has hidden.
 template <typename Plan>
-__device__ void spoil_sums(EvenSoftmax<Plan>& state, const RowLengths& lengths,
+__device__ void spoil_sums(BalancedSoftmax<Plan>& state, const RowLengths& lengths,
                            const int32_t* poisoned) {
 #pragma unroll
   for (int i = 0; i < Plan::kColumns * 4; ++i) {

@@ -7,24 +7,24 @@
 // takes one tile after the other, those of the same rows one behind the other, so that weights come
 // from memory once. The ring goes on filling while a tile is written out.
 //
-// A tile is summed slice by slice: of slice j the columns 64 j + 512 c, chunk after chunk, in one
-// running sum; at the slice's end that is added to the total. These are the sums of the kernels for
-// fewer tokens, in their order (stream_common.cuh). With split-K a CTA takes one part of the
-// columns after the other, and keeps the first part's total in shared memory meanwhile.
+// A tile is summed K block by K block: of K block j the columns 64 j + 512 c, K chunk after K
+// chunk, in one running sum; at the K block's end that is added to the total. These are the sums of
+// the kernels for fewer tokens, in their order (stream_common.cuh). With split-K a CTA takes one
+// part of the columns after the other, and keeps the first part's total in shared memory meanwhile.
 //
-// Where x is to be normalized, a small kernel in front (stream_tall.cu) multiplies it by the gains
+// Where x is to be normalized, a small kernel in front (large_linear.cu) multiplies it by the gains
 // and leaves the scale of each token.
 //
 // The two CTAs of a cluster have the same rows and different tokens: each copies half of the rows
 // into the shared memory of both. A stage is filled again when the groups of both have read it.
 #pragma once
-#include "cuda/linear/tall_finish.cuh"
-#include "cuda/linear/tall_tiles.cuh"
-#include "cuda/tall_multiply.cuh"
+#include "cuda/linear/large_finish.cuh"
+#include "cuda/linear/large_tiles.cuh"
+#include "cuda/warpgroup.cuh"
 
-namespace photon::cuda::stream_linear::tall {
+namespace photon::cuda::stream_linear::large {
 
-// The ring of the linears for many tokens (stream_tall.cuh), and the two warps that fill it: one
+// The ring of the linears for many tokens (large_linear.cuh), and the two warps that fill it: one
 // with rows of the weight, the other with x.
 
 constexpr int kFillers = 2;
@@ -62,15 +62,15 @@ __device__ inline void fill_rows(const Deal& deal, const Ring& ring) {
                 unsigned char* const rows = stage + kXBytes;
                 const int row = walk.row_tile * outputs_of<kRows>(p),
                           second = p.is_swiglu ? p.n + row : row + kRows / 2,  // of the second half
-                    slice = walk.column / kSliceColumns;
+                    k_block = walk.column / kKBlockColumns;
                 if (p.is_paired) {
                   tensor_copy_to(0b11, rows + deal.rank * kHalfBytes, &p.weight.map,
-                                 {0, deal.rank == 0 ? row : second, slice}, full, policy);
+                                 {0, deal.rank == 0 ? row : second, k_block}, full, policy);
                   return;
                 }
-                tensor_copy(rows, &p.weight.map, {0, row, slice}, full, policy);
+                tensor_copy(rows, &p.weight.map, {0, row, k_block}, full, policy);
                 if (p.is_swiglu)
-                  tensor_copy(rows + kHalfBytes, &p.weight.map, {0, second, slice}, full, policy);
+                  tensor_copy(rows + kHalfBytes, &p.weight.map, {0, second, k_block}, full, policy);
               });
 }
 
@@ -79,7 +79,7 @@ template <int kRows>
 __device__ inline void fill_tokens(const Deal& deal, const Ring& ring) {
   const uint64_t policy = evict_last();
   fill<kRows>(deal, ring, kXBytes, [&](unsigned char* stage, Barrier* full, const Walk& walk) {
-    tensor_copy(stage, &deal.p.x.map, {0, walk.token, walk.column / kSliceColumns}, full, policy);
+    tensor_copy(stage, &deal.p.x.map, {0, walk.token, walk.column / kKBlockColumns}, full, policy);
   });
 }
 
@@ -103,9 +103,9 @@ struct Multiplier {
     for (int i = 0; i < kSums; ++i) total[i] = 0.0f;
     const int columns = end_of_part(p, part) - part * p.k_each;
 #pragma unroll 1
-    for (int before = 0; before < min(columns, kChunk); before += kSliceColumns) {
+    for (int before = 0; before < min(columns, kKChunk); before += kKBlockColumns) {
       float sum[kSums];
-      add_slice(sum, (columns - before + kChunk - 1) / kChunk);
+      add_k_block(sum, (columns - before + kKChunk - 1) / kKChunk);
 #pragma unroll
       for (int i = 0; i < kSums; ++i) total[i] += sum[i];
     }
@@ -113,13 +113,13 @@ struct Multiplier {
 
  private:
   // While a stage is multiplied, the one before it is done and is given back.
-  __device__ void add_slice(float (&sum)[kSums], int steps) {
+  __device__ void add_k_block(float (&sum)[kSums], int steps) {
     int before = 0;
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       wait_barrier(&ring.full[at.index], at.parity);
       unsigned char* const stage = ring.at + at.index * kStageBytes<kRows>;
-      const HalfTileFragment x(stage + group * kGroupXBytes), rows(stage + kXBytes);
+      const RowTileFragment x(stage + group * kGroupXBytes), rows(stage + kXBytes);
       warpgroup_begin();
 #pragma unroll
       for (int depth = 0; depth < kDepths; ++depth)
@@ -199,8 +199,8 @@ __device__ void run_block(const Params& p) {
     init_barrier(&ring.empty[i], kMultipliers / kWarpSize * deal.ctas);
   }
   if (i == kMultipliers) {
-    prefetch_half_tile_map(p.weight);
-    prefetch_half_tile_map(p.x);
+    prefetch_row_tile_map(p.weight);
+    prefetch_row_tile_map(p.x);
   }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
@@ -228,4 +228,4 @@ __device__ void run_block(const Params& p) {
   }
 }
 
-}  // namespace photon::cuda::stream_linear::tall
+}  // namespace photon::cuda::stream_linear::large

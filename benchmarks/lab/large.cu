@@ -1,9 +1,9 @@
 // How the linears for many tokens should divide their work: every plan of
-// csrc/cuda/linear/stream_tall.cu at the shapes of a model, timed, and its bits compared with those
-// of the first plan.
+// csrc/cuda/linear/large_linear.cu at the shapes of a model, timed, and its bits compared with
+// those of the first plan.
 //
-//     nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -I csrc benchmarks/lab/tall.cu -o
-//     /tmp/tall && /tmp/tall > tall.jsonl
+//     nvcc -O3 -std=c++17 -gencode=arch=compute_90a,code=sm_90a -I csrc benchmarks/lab/large.cu -o
+//     /tmp/large && /tmp/large > large.jsonl
 //
 // A line is one launch's time, the median of 9 turns of 4 launches, whose weights are read from
 // memory: there are copies enough that L2 does not hold them. `clocks` is what cost() expects, and
@@ -21,21 +21,30 @@
 // Found: 1.7 and 1.6 times as long at 128 and 256 tokens, and as predicted from 1,024 on. Clusters
 // that shared tokens lost everywhere, and are gone; those that share rows win by 2 to 17 % from
 // 1,024 tokens on.
-#include "cuda/linear/stream_tall.cu"
+#include "cuda/linear/large_linear.cu"
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <vector>
 
-#include "check.h"
+// Ends the program where a call of the CUDA runtime fails.
+#define CHECK(call)                                                       \
+  do {                                                                    \
+    const cudaError_t error = (call);                                     \
+    if (error != cudaSuccess) {                                           \
+      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error)); \
+      std::exit(1);                                                       \
+    }                                                                     \
+  } while (0)
 
 namespace {
 
 using namespace photon::cuda;
 using namespace photon::cuda::stream_linear;
+using large::Plan;
+using large::Shape;
 using photon::Epilogue;
-using tall::Plan;
-using tall::Shape;
 
 constexpr size_t kPoolBytes = size_t{1} << 30;
 constexpr int kTurns = 9, kLaunches = 4;
@@ -118,19 +127,19 @@ struct Problem {
     op.n = linear.n;
     op.k = linear.k;
     op.split = linear.adds ? 2 : 1;
-    op.k_each = static_cast<int>(ceil_div(ceil_div(op.k, kChunk), op.split)) * kChunk;
+    op.k_each = static_cast<int>(ceil_div(ceil_div(op.k, kKChunk), op.split)) * kKChunk;
     op.is_swiglu = linear.is_swiglu;
   }
 
   size_t weight_values() const { return size_t{linear.is_swiglu ? 2u : 1u} * linear.n * linear.k; }
 
   void launch(const Plan& plan, int copy) const {
-    tall::Params p = tall::tile_params(op);
+    large::Params p = large::tile_params(op);
     p.scale = memory.scale;
     const int copies = static_cast<int>(kPoolBytes / 2 / weight_values());
     const Bf16* const weight = memory.weights + copy % copies * weight_values();
     const auto run =
-        linear.adds ? tall::launch_tiles<Epilogue::kAdd> : tall::launch_tiles<Epilogue::kStore>;
+        linear.adds ? large::launch_tiles<Epilogue::kAdd> : large::launch_tiles<Epilogue::kStore>;
     CHECK(static_cast<cudaError_t>(
         run(p, shape, plan, memory.x, op.k, weight, op.k, true, memory.stream)));
   }
@@ -179,20 +188,20 @@ void measure(const Problem& problem, const Plan& plan, const Plan& chosen, bool 
       "{\"linear\": \"%s\", \"tokens\": %d, \"rows\": %d, \"paired\": %s, "
       "\"us\": %.2f, \"tflops\": %.0f, \"clocks\": %lld, \"differences\": %llu, \"chosen\": %s}\n",
       problem.linear.name, problem.op.tokens, plan.rows, plan.is_paired ? "true" : "false", us,
-      flops / us * 1e-6, static_cast<long long>(tall::cost(problem.shape, plan)), differences,
+      flops / us * 1e-6, static_cast<long long>(large::cost(problem.shape, plan)), differences,
       is_chosen ? "true" : "false");
   std::fflush(stdout);
 }
 
 template <Epilogue kEpilogue>
 void measure_all(const Problem& problem) {
-  const Plan chosen = tall::choose_plan<kEpilogue>(problem.shape);
+  const Plan chosen = large::choose_plan<kEpilogue>(problem.shape);
   measure(problem, chosen, chosen, true);
-  for (const int rows : tall::kSizes) {
-    if (!tall::has_size<kEpilogue>(rows)) continue;
+  for (const int rows : large::kSizes) {
+    if (!large::has_size<kEpilogue>(rows)) continue;
     for (const Plan& plan : {Plan{rows, false}, Plan{rows, true}}) {
-      if (!tall::can_run(problem.shape, plan)) continue;
-      if (tall::cost(problem.shape, plan) > 3 * tall::cost(problem.shape, chosen)) continue;
+      if (!large::can_run(problem.shape, plan)) continue;
+      if (large::cost(problem.shape, plan) > 3 * large::cost(problem.shape, chosen)) continue;
       measure(problem, plan, chosen, false);
     }
   }

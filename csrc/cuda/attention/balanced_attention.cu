@@ -1,25 +1,26 @@
 // Attention of chunks of tokens over their paged context, for steps whose bits may depend on what
-// else is in them. A CTA stays for the whole launch: it takes an equal share of the step's work
-// (even_parts.cuh), part by part. One warpgroup copies queries, keys and values (even_tile.cuh),
-// two multiply (even_softmax.cuh), and what several CTAs have of one context is added up at the end
-// (even_merge.cuh).
+// else is in them. A CTA stays for the whole launch: its
+// range is an equal part of the step's work (balanced_ranges.cuh), and it computes one partial tile
+// after the other. One warpgroup copies queries, keys and values (balanced_tile.cuh),
+// two multiply (balanced_softmax.cuh), and what several CTAs have of one context is added up at the
+// end (balanced_reduction.cuh).
 //
-// With pdl, a CTA finds its share, and the first pages of it, before wait_for_earlier(): of
+// With pdl, a CTA finds its range, and the first pages of it, before wait_for_earlier(): of
 // decode_meta, counts and the page table, by plain loads (see split_attention.cu).
-#include "cuda/attention/even_attention.h"
+#include "cuda/attention/balanced_attention.h"
 
 #include <algorithm>
 
 #include "common/attention_plan.h"
-#include "cuda/attention/even_merge.cuh"
+#include "cuda/attention/balanced_reduction.cuh"
 
 namespace photon::cuda {
 namespace {
 
 template <typename Plan>
-__device__ void init_barriers(EvenShared<Plan>& shared) {
+__device__ void init_barriers(BalancedShared<Plan>& shared) {
   constexpr int kWarps = kConsumers * kGroupWarps;
-  for (int i = 0; i < kEvenStages; ++i) {
+  for (int i = 0; i < kBalancedStages; ++i) {
     init_barrier(&shared.has_keys[i], kGroupWarps);
     init_barrier(&shared.has_values[i], kGroupWarps);
     init_barrier(&shared.has_queries[i], kWarpgroupThreads);
@@ -53,48 +54,48 @@ __device__ void clear_dead_tokens(const PagedAttentionParams& p, const StepToken
 
 template <typename Plan>
 __global__ void __launch_bounds__(Plan::kThreads, 1)
-    even_attention_kernel(const __grid_constant__ PagedAttentionParams p,
-                          const __grid_constant__ TileTensors tensors) {
+    balanced_attention_kernel(const __grid_constant__ PagedAttentionParams p,
+                              const __grid_constant__ TileTensors tensors) {
   if constexpr (kHopperCode) {
-    auto& shared = *reinterpret_cast<EvenShared<Plan>*>(dynamic_shared());
+    auto& shared = *reinterpret_cast<BalancedShared<Plan>*>(dynamic_shared());
     if (threadIdx.x == 0) {
       init_barriers(shared);
-      prefetch_half_tile_map(tensors.k_map);
-      prefetch_half_tile_map(tensors.v_map);
+      prefetch_row_tile_map(tensors.k_map);
+      prefetch_row_tile_map(tensors.v_map);
     }
     const StepTokens tokens(p);
-    list_items<Plan::kThreads>(tokens, shared.items);
-    const Share share(shared.items, static_cast<int>(p.kv_heads), static_cast<int>(blockIdx.x),
-                      static_cast<int>(gridDim.x));
+    list_query_tiles<Plan::kThreads>(tokens, shared.query_tiles);
+    const CtaRange range(shared.query_tiles, static_cast<int>(p.kv_heads),
+                         static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
     if (threadIdx.x < kWarpgroupThreads) {
       shrink_registers<72>();
-      produce(p, tensors, tokens, share, shared);
+      produce(p, tensors, tokens, range, shared);
       clear_dead_tokens<Plan>(p, tokens);
     } else {
       grow_registers<216>();
-      consume(p, tokens, share, shared);
+      consume(p, tokens, range, shared);
     }
   }
 }
 
 template <typename Plan>
-int launch_even(const PagedAttentionParams& p, void* stream) {
+int launch_balanced(const PagedAttentionParams& p, void* stream) {
   const int64_t ctas = std::min<int64_t>(sms(), p.workspace_words / Workspace<Plan>::kWords);
-  LaunchShape shape{ctas, Plan::kThreads, sizeof(EvenShared<Plan>)};
+  LaunchShape shape{ctas, Plan::kThreads, sizeof(BalancedShared<Plan>)};
   shape.pdl = p.pdl;
   TileTensors tensors(p.cache);
   if (const int error = tensors.make_maps(p.cache, 1)) return error;
-  return launch(even_attention_kernel<Plan>, shape, stream, p, tensors);
+  return launch(balanced_attention_kernel<Plan>, shape, stream, p, tensors);
 }
 
-static_assert(kEvenTokens == kMostItems && kEvenTileKeys == kUnitKeys &&
-              kEvenPartTiles == kPartCost && kCopyTokens == kRunTokens);
+static_assert(kBalancedTokens == kMaxQueryTiles && kBalancedTileKeys == kTileKeys &&
+              kBalancedTileCost == kPartialCost && kCopyTokens == kRunTokens);
 
 }  // namespace
 
-int even_attention(const PagedAttentionParams& p, void* stream) {
-  return p.head_dim == 64 ? launch_even<EvenPlan<64>>(p, stream)
-                          : launch_even<EvenPlan<128>>(p, stream);
+int balanced_attention(const PagedAttentionParams& p, void* stream) {
+  return p.head_dim == 64 ? launch_balanced<BalancedPlan<64>>(p, stream)
+                          : launch_balanced<BalancedPlan<128>>(p, stream);
 }
 
 }  // namespace photon::cuda

@@ -1,8 +1,8 @@
 // The Hopper linears for more tokens, up to 64.
 //
-// A CTA has two warpgroups. Of every chunk the first one takes the first half of the slices and the
-// second one the other half, two slices a step. They have rings and sums of their own, which are
-// added up at the end of a pass. Four tiles are an M tile, the 64 rows of a warpgroup's matrix
+// A CTA has two warpgroups. Of every K chunk the first one takes the first half of the K blocks and
+// the second one the other half, two K blocks a step. They have rings and sums of their own, which
+// are added up at the end of a pass. Four tiles are an M tile, the 64 rows of a warpgroup's matrix
 // instruction. Its left operand is the weights, as they lie in shared memory; its right operand is
 // the tokens. An M tile may have fewer than four tiles. The instruction then multiplies whatever
 // lies behind them in shared memory, and those results are not used. A pass over x serves as many M
@@ -22,16 +22,16 @@
 
 namespace photon::cuda::stream_linear {
 
-namespace wide {
+namespace mid {
 
 constexpr int kGroups = 2;
 constexpr int kThreads = kGroups * kWarpgroupThreads;  // that multiply
 constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
-constexpr int kGroupSlices = kSlices / kGroups;  // of a chunk
-constexpr int kStepSlices = 2;
-constexpr int kChunkSteps = kGroupSlices / kStepSlices;
-constexpr int kHalfTileBytes = kStepSlices * kSliceBytes;
-constexpr int kTileBytes = 2 * kHalfTileBytes;
+constexpr int kGroupKBlocks = kKBlocks / kGroups;  // of a K chunk
+constexpr int kStepKBlocks = 2;
+constexpr int kKChunkSteps = kGroupKBlocks / kStepKBlocks;
+constexpr int kRowTileBytes = kStepKBlocks * kKBlockBytes;
+constexpr int kTileBytes = 2 * kRowTileBytes;
 constexpr int kMTileTiles = kWarpgroupRows / kTileRows;
 constexpr int kMTileBytes =
     kMTileTiles * kTileBytes;  // what an instruction reads of a stage, whatever the stage holds
@@ -40,7 +40,7 @@ constexpr int kPartialPitch =
     18;  // floats per token of a tile's sums: 16 rows, and 2 for the writers' banks
 constexpr int kFirstGroup = 1;  // number of its barrier
 constexpr int kBothGroups = kFirstGroup + kGroups, kThirdGroup = kBothGroups + 1;  // of theirs
-static_assert(kGroupWarps == kGroups * kStepSlices);  // of the third, each has a group's slice
+static_assert(kGroupWarps == kGroups * kStepKBlocks);  // of the third, each has a group's K block
 
 // How many tokens and M tiles a kernel holds in registers, and how many of its CTAs an SM is to
 // hold.
@@ -48,9 +48,9 @@ template <int kTokens_, int kMTiles_, int kResidents_>
 struct Size {
   static constexpr int kTokens = kTokens_, kMTiles = kMTiles_, kResidents = kResidents_;
   static constexpr int kTokenTiles = kTokens / kTokenTile;
-  static constexpr int kXSliceBytes = kTokens * kSliceColumns * 2;
-  static constexpr int kXBytes = kStepSlices * kXSliceBytes;  // of a stage
-  static constexpr int kSums = kTokens / 2;  // of a lane, for one slice of an M tile
+  static constexpr int kXKBlockBytes = kTokens * kKBlockColumns * 2;
+  static constexpr int kXBytes = kStepKBlocks * kXKBlockBytes;  // of a stage
+  static constexpr int kSums = kTokens / 2;  // of a lane, for one K block of an M tile
   static constexpr int kPartialBytes = kMTiles * kMTileTiles * kTokens * kPartialPitch * 4;
 };
 
@@ -87,7 +87,7 @@ struct Layout {
         partial(has_one_pass && kPartialFits ? x_ring : x_ring + x_bytes),
         gain(x_ring + x_bytes + (has_one_pass && kPartialFits ? 0 : Size::kPartialBytes)),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
-        old(squares + (normalizes ? kSlices * Size::kTokens * 4 : 0)),
+        old(squares + (normalizes ? kKBlocks * Size::kTokens * 4 : 0)),
         peer(old + (adds ? Size::kMTiles * kWarpgroupRows * Size::kTokens * 2 : 0)),
         barriers(peer + peer_tiles * kTileRows * Size::kTokens * 4),
         end(barriers + count_barriers(normalizes) * static_cast<int>(sizeof(Barrier))) {}
@@ -103,16 +103,16 @@ __host__ __device__ inline bool has_one_pass(const Params& p) {
   return p.most_tiles <= p.m_tile_tiles * p.pass_tiles;
 }
 
-__device__ inline int m_tiles_of(const Params& p, const CtaTiles& share) {
-  return (share.tiles + p.m_tile_tiles - 1) / p.m_tile_tiles;
+__device__ inline int m_tiles_of(const Params& p, const CtaTiles& range) {
+  return (range.tiles + p.m_tile_tiles - 1) / p.m_tile_tiles;
 }
 
-// The first slice of a group's first step, counted from the CTA's first one; and the first slice of
-// the step that comes after the one that begins with `slice`.
-__device__ inline int first_slice(int group) { return group * kGroupSlices; }
-static_assert(kChunkSteps == 2);
-__device__ inline int next_slice(int slice) {
-  return slice + (slice % kGroupSlices == 0 ? kStepSlices : kSlices - kStepSlices);
+// The first K block of a group's first step, counted from the CTA's first one; and the first K
+// block of the step that comes after the one that begins with `k_block`.
+__device__ inline int first_k_block(int group) { return group * kGroupKBlocks; }
+static_assert(kKChunkSteps == 2);
+__device__ inline int next_k_block(int k_block) {
+  return k_block + (k_block % kGroupKBlocks == 0 ? kStepKBlocks : kKBlocks - kStepKBlocks);
 }
 
 // Tells the compiler that a value is the same in all lanes: what is computed from it is then
@@ -125,23 +125,23 @@ struct Group {
   int m_tiles, steps;
   int fewer_steps;  // than the other group
 
-  __device__ Group(const Params& p, const CtaTiles& share)
-      : Group(p, share, of_warp(threadIdx.x / kWarpgroupThreads),
+  __device__ Group(const Params& p, const CtaTiles& range)
+      : Group(p, range, of_warp(threadIdx.x / kWarpgroupThreads),
               of_warp(threadIdx.x / kWarpSize % kGroupWarps)) {}
 
-  __device__ Group(const Params& p, const CtaTiles& share, int index, int warp)
-      : index(index), warp(warp), m_tiles(m_tiles_of(p, share)) {
-    steps = steps_of(index, share);
-    fewer_steps = steps_of(0, share) - steps;
+  __device__ Group(const Params& p, const CtaTiles& range, int index, int warp)
+      : index(index), warp(warp), m_tiles(m_tiles_of(p, range)) {
+    steps = steps_of(index, range);
+    fewer_steps = steps_of(0, range) - steps;
   }
 
   __device__ void sync() const { sync_threads(kFirstGroup + index, kWarpgroupThreads); }
 
  private:
-  __device__ static int steps_of(int index, const CtaTiles& share) {
+  __device__ static int steps_of(int index, const CtaTiles& range) {
     const int before =
-        index * kGroupSlices * kSliceColumns;  // columns of a chunk that are not the group's
-    return share.k > before ? (share.k - before + kChunk - 1) / kChunk * kChunkSteps : 0;
+        index * kGroupKBlocks * kKBlockColumns;  // columns of a K chunk that are not the group's
+    return range.k > before ? (range.k - before + kKChunk - 1) / kKChunk * kKChunkSteps : 0;
   }
 };
 
@@ -180,22 +180,22 @@ struct Turn {
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
-  const CtaTiles& share;
+  const CtaTiles& range;
   const Group& group;
   const Ring& ring;
   Pass pass;  // of what is copied next
-  int slice, m_tile = 0, step = 0;
+  int k_block, m_tile = 0, step = 0;
   TileRows rows;  // of the warp's tile of the M tile
   int bytes;      // of the M tile
   bool has_tile;
 
-  __device__ Filler(const Params& p, const CtaTiles& share, const Group& group, const Ring& ring)
+  __device__ Filler(const Params& p, const CtaTiles& range, const Group& group, const Ring& ring)
       : p(p),
-        share(share),
+        range(range),
         group(group),
         ring(ring),
         pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.m_tiles : 0)),
-        slice(first_slice(group.index)) {
+        k_block(first_k_block(group.index)) {
     find_rows();
   }
 
@@ -213,10 +213,10 @@ struct Filler {
     if (has_tile && is_elected()) copy(turn);
     if (++m_tile == pass.count) {
       m_tile = 0;
-      slice = next_slice(slice);
+      k_block = next_k_block(k_block);
       if (++step == group.steps) {
         step = 0;
-        slice = first_slice(group.index);
+        k_block = first_k_block(group.index);
         pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.m_tiles);
       } else if (pass.count == 1) {
         return;  // the same rows
@@ -228,21 +228,21 @@ struct Filler {
  private:
   __device__ void find_rows() {
     const int first = (pass.first + m_tile) * p.m_tile_tiles,
-              tiles = min(p.m_tile_tiles, share.tiles - first);
+              tiles = min(p.m_tile_tiles, range.tiles - first);
     has_tile = group.warp < tiles;
-    rows = tile_rows<kEpilogue>(p, share, first + group.warp);
+    rows = tile_rows<kEpilogue>(p, range, first + group.warp);
     bytes = tiles * kTileBytes -
-            (tile_rows<kEpilogue>(p, share, first + tiles - 1).is_whole ? 0 : kHalfTileBytes);
+            (tile_rows<kEpilogue>(p, range, first + tiles - 1).is_whole ? 0 : kRowTileBytes);
   }
 
   __device__ void copy(const Turn& turn) const {
     unsigned char* place = turn.place() + group.warp * kTileBytes;
     Barrier* full = turn.barrier();
-    const HalfTileMap& weight = p.weight[share.part];
+    const RowTileMap& weight = p.weight[range.part];
     if (group.warp == 0) arrive_expecting(full, bytes);
-    copy_half_tile(place, weight, rows.first, slice, full, evict_first());
+    copy_row_tile(place, weight, rows.first, k_block, full, evict_first());
     if (rows.is_whole)
-      copy_half_tile(place + kHalfTileBytes, weight, rows.second, slice, full, evict_first());
+      copy_row_tile(place + kRowTileBytes, weight, rows.second, k_block, full, evict_first());
   }
 };
 
@@ -253,16 +253,16 @@ struct XFiller {
   const Params& p;
   const Group& group;
   const Ring& ring;
-  int first;           // the CTA's first slice
-  int slice;           // that is copied next, counted from `first`
+  int first;           // the CTA's first K block
+  int k_block;         // that is copied next, counted from `first`
   int left, step = 0;  // steps to be copied, of all passes; the one that is copied next
 
-  __device__ XFiller(const Params& p, const CtaTiles& share, const Group& group, const Ring& ring)
+  __device__ XFiller(const Params& p, const CtaTiles& range, const Group& group, const Ring& ring)
       : p(p),
         group(group),
         ring(ring),
-        first(share.column / kSliceColumns),
-        slice(first_slice(group.index)),
+        first(range.column / kKBlockColumns),
+        k_block(first_k_block(group.index)),
         left((group.m_tiles + p.pass_tiles - 1) / p.pass_tiles * group.steps) {}
 
   __device__ void fill() {
@@ -278,13 +278,13 @@ struct XFiller {
     if (is_done()) return;
     if (group.warp == 0 && is_elected()) {
       arrive_expecting(turn.barrier(), Size::kXBytes);
-      copy_half_tile(turn.place(), p.tokens_map, 0, first + slice, turn.barrier(), evict_last());
+      copy_row_tile(turn.place(), p.tokens_map, 0, first + k_block, turn.barrier(), evict_last());
     }
     --left;
-    slice = next_slice(slice);
+    k_block = next_k_block(k_block);
     if (++step < group.steps) return;
     step = 0;
-    slice = first_slice(group.index);
+    k_block = first_k_block(group.index);
   }
 };
 
@@ -292,10 +292,10 @@ struct XFiller {
 template <typename Size, Norm kNorm>
 struct Multiplier {
   static constexpr int kMTiles = Size::kMTiles;
-  static constexpr int kSliceWarps = kGroupWarps / kStepSlices;  // that normalize a slice
-  static constexpr int kOwnTiles = Size::kTokenTiles / kSliceWarps;
+  static constexpr int kKBlockWarps = kGroupWarps / kStepKBlocks;  // that normalize a K block
+  static constexpr int kOwnTiles = Size::kTokenTiles / kKBlockWarps;
 
-  const CtaTiles& share;
+  const CtaTiles& range;
   const Group& group;
   const Ring& ring;
   const Ring& x_ring;
@@ -303,40 +303,40 @@ struct Multiplier {
   int own_vector;  // bytes from a stage's start to the first vector that the lane normalizes
   int own_gain, gains_end;  // of the vector of the step that comes next; and of all; in bytes from
                             // the start of shared memory
-  float sums[kMTiles][kGroupSlices][Size::kSums];
-  float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of
-                                             // the tokens that are its own
+  float sums[kMTiles][kGroupKBlocks][Size::kSums];
+  float squares[kKChunkSteps][kOwnTiles][2];  // of the warp's K block in each step of a K chunk,
+                                              // and of the tokens that are its own
 
-  __device__ Multiplier(const CtaTiles& share, const Group& group, const Ring& ring,
+  __device__ Multiplier(const CtaTiles& range, const Group& group, const Ring& ring,
                         const Ring& x_ring)
-      : share(share),
+      : range(range),
         group(group),
         ring(ring),
         x_ring(x_ring),
         turn(ring),
         x_turn(x_ring),
-        own_vector(computed_now(own_slice() * Size::kXSliceBytes + own_tokens() * kSliceBytes +
+        own_vector(computed_now(own_k_block() * Size::kXKBlockBytes + own_tokens() * kKBlockBytes +
                                 LaneVectors().offset(0))) {}
 
-  // The slice of a step that the warp normalizes, and the first of its tiles of tokens.
-  __device__ int own_slice() const { return group.warp / kSliceWarps; }
-  __device__ int own_tokens() const { return group.warp % kSliceWarps * kOwnTiles; }
+  // The K block of a step that the warp normalizes, and the first of its tiles of tokens.
+  __device__ int own_k_block() const { return group.warp / kKBlockWarps; }
+  __device__ int own_tokens() const { return group.warp % kKBlockWarps * kOwnTiles; }
 
   // The sums of one pass over x. `gains`: where they are in shared memory.
   template <typename Filler, typename XFiller>
   __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains,
                       const Stamps& stamps) {
     clear();
-    own_gain = computed_now(
-        gains +
-        ((first_slice(group.index) + own_slice()) * kSliceColumns + LaneVectors().column(0)) * 2);
-    gains_end = gains + share.k * 2;
+    own_gain = computed_now(gains + ((first_k_block(group.index) + own_k_block()) * kKBlockColumns +
+                                     LaneVectors().column(0)) *
+                                        2);
+    gains_end = gains + range.k * 2;
     const int m_tiles = of_warp(
         pass.count);  // or the compiler takes what follows for something that lanes may do apart
 #pragma unroll 1
-    for (int step = 0; step < group.steps; step += kChunkSteps) {
+    for (int step = 0; step < group.steps; step += kKChunkSteps) {
 #pragma unroll
-      for (int i = 0; i < kChunkSteps; ++i) {
+      for (int i = 0; i < kKChunkSteps; ++i) {
         wait_barrier(x_turn.barrier() + (kNorm == Norm::kThird ? kMaxXStages : 0), x_turn.parity);
         if (step == 0 && i == 0 && pass.first == 0) stamps.at(Point::kLoaded);
         add_step(i, m_tiles, filler, x_filler);
@@ -350,40 +350,40 @@ struct Multiplier {
       group.sync();
   }
 
-  // The sum of the group's slices, as d[i] of an instruction, added to `before`, the sum of the
-  // slices before.
+  // The sum of the group's K blocks, as d[i] of an instruction, added to `before`, the sum of the
+  // K blocks before.
   __device__ float total(int m_tile, int i, float before) const {
 #pragma unroll
-    for (int slice = 0; slice < kGroupSlices; ++slice) before += sums[m_tile][slice][i];
+    for (int k_block = 0; k_block < kGroupKBlocks; ++k_block) before += sums[m_tile][k_block][i];
     return before;
   }
 
-  // The same where there are no slices before.
+  // The same where there are no K blocks before.
   __device__ float total(int m_tile, int i) const {
     float sum = sums[m_tile][0][i];
 #pragma unroll
-    for (int slice = 1; slice < kGroupSlices; ++slice) sum += sums[m_tile][slice][i];
+    for (int k_block = 1; k_block < kGroupKBlocks; ++k_block) sum += sums[m_tile][k_block][i];
     return sum;
   }
 
  private:
   __device__ void clear() {
 #pragma unroll
-    for (int i = 0; i < kChunkSteps; ++i) {
+    for (int i = 0; i < kKChunkSteps; ++i) {
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) squares[i][n][0] = squares[i][n][1] = 0.0f;
     }
 #pragma unroll
     for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
-      for (int slice = 0; slice < kGroupSlices; ++slice) {
+      for (int k_block = 0; k_block < kGroupKBlocks; ++k_block) {
 #pragma unroll
-        for (int i = 0; i < Size::kSums; ++i) sums[m][slice][i] = 0.0f;
+        for (int i = 0; i < Size::kSums; ++i) sums[m][k_block][i] = 0.0f;
       }
     }
   }
 
-  // `i`: of the steps of its chunk. Its x is there.
+  // `i`: of the steps of its K chunk. Its x is there.
   template <typename Filler, typename XFiller>
   __device__ void add_step(int i, int m_tiles, Filler& filler, XFiller& x_filler) {
     unsigned char* const x = x_turn.place();
@@ -396,7 +396,7 @@ struct Multiplier {
     for (int m = 0; m < kMTiles; ++m) {
       if (m > 0 && m >= m_tiles) break;  // there is always a first one
       turn.wait();
-      multiply(&sums[m][i * kStepSlices], HalfTileFragment(turn.place()), HalfTileFragment(x));
+      multiply(&sums[m][i * kStepKBlocks], RowTileFragment(turn.place()), RowTileFragment(x));
       group.sync();
       filler.refill(turn);
       turn.advance(ring);
@@ -405,25 +405,25 @@ struct Multiplier {
     x_turn.advance(x_ring);
   }
 
-  __device__ static void multiply(float (*sums)[Size::kSums], const HalfTileFragment& weights,
-                                  const HalfTileFragment& x) {
+  __device__ static void multiply(float (*sums)[Size::kSums], const RowTileFragment& weights,
+                                  const RowTileFragment& x) {
     warpgroup_begin();
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
 #pragma unroll
-      for (int slice = 0; slice < kStepSlices; ++slice) {
-        const HalfTileFragment tokens = x.after(slice * Size::kXSliceBytes);
-        warpgroup_multiply<kHalfTileBytes, kSliceBytes>(
-            sums[slice], weights.after(slice * kSliceBytes), tokens, depth);
+      for (int k_block = 0; k_block < kStepKBlocks; ++k_block) {
+        const RowTileFragment tokens = x.after(k_block * Size::kXKBlockBytes);
+        warpgroup_multiply<kRowTileBytes, kKBlockBytes>(
+            sums[k_block], weights.after(k_block * kKBlockBytes), tokens, depth);
       }
     }
     warpgroup_wait();
   }
 
-  // Normalizes the warp's tokens in the warp's slice. A lane's vectors of the second half lie where
-  // bit 2 of a vector's number is inverted.
+  // Normalizes the warp's tokens in the warp's K block. A lane's vectors of the second half lie
+  // where bit 2 of a vector's number is inverted.
   __device__ void normalize_step(unsigned char* x, int i, float (&squares)[kOwnTiles][2]) {
-    constexpr int kHalfVectors = kSliceColumns * 2 / kHalves;  // bytes
+    constexpr int kHalfVectors = kKBlockColumns * 2 / kHalves;  // bytes
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint4 gains = make_uint4(0, 0, 0, 0);
@@ -432,19 +432,20 @@ struct Multiplier {
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) {
         uint4* place =
-            reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kSliceBytes);
+            reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kKBlockBytes);
         uint4 v = *place;
         normalize(v, gains, squares[n]);
         *place = v;
       }
     }
-    own_gain += (i + 1 < kChunkSteps ? kStepSlices : kSlices - (kChunkSteps - 1) * kStepSlices) *
-                kSliceColumns * 2;
+    own_gain +=
+        (i + 1 < kKChunkSteps ? kStepKBlocks : kKBlocks - (kKChunkSteps - 1) * kStepKBlocks) *
+        kKBlockColumns * 2;
   }
 };
 
-// A warp of the third group, as seen from a lane: it normalizes a slice of each step of a group.
-// The sums of squares, [slice][tokens], are in shared memory from step to step, because registers
+// A warp of the third group, as seen from a lane: it normalizes a K block of each step of a group.
+// The sums of squares, [K block][tokens], are in shared memory from step to step, because registers
 // are few.
 template <typename Size>
 struct Normalizer {
@@ -456,21 +457,21 @@ struct Normalizer {
   int own_vector;  // bytes from a stage's start to the first vector that the lane normalizes
   int first_gain, own_gain, gains_end;  // of the first vector, of that of the step that comes next,
                                         // and of all; in bytes from the start of shared memory
-  float* own_squares;                   // of the first step of a chunk and the first tile
+  float* own_squares;                   // of the first step of a K chunk and the first tile
   bool has_squares;                     // the lane keeps its token's
   bool is_odd;                          // and normalize() has them in the second of two
 
   // `gains`: where they are in shared memory.
-  __device__ Normalizer(const CtaTiles& share, const Group& group, const Ring& x_ring, int gains,
+  __device__ Normalizer(const CtaTiles& range, const Group& group, const Ring& x_ring, int gains,
                         float* squares)
       : group(group),
         x_ring(x_ring),
         turn(x_ring),
-        own_vector(computed_now(group.warp * Size::kXSliceBytes + LaneVectors().offset(0))),
+        own_vector(computed_now(group.warp * Size::kXKBlockBytes + LaneVectors().offset(0))),
         first_gain(
-            computed_now(gains + (own_slice() * kSliceColumns + LaneVectors().column(0)) * 2)),
-        gains_end(gains + share.k * 2),
-        own_squares(squares + own_slice() * Size::kTokens + LaneVectors().row()),
+            computed_now(gains + (own_k_block() * kKBlockColumns + LaneVectors().column(0)) * 2)),
+        gains_end(gains + range.k * 2),
+        own_squares(squares + own_k_block() * Size::kTokens + LaneVectors().row()),
         has_squares(LaneVectors().group / 2 == LaneVectors().thread),
         is_odd(LaneVectors().group % 2 != 0) {}
 
@@ -478,8 +479,8 @@ struct Normalizer {
   __device__ void clear_squares() const {
     if (!has_squares) return;
 #pragma unroll
-    for (int i = 0; i < kChunkSteps * kTiles; ++i)
-      own_squares[i / kTiles * kStepSlices * Size::kTokens + i % kTiles * kTokenTile] = 0.0f;
+    for (int i = 0; i < kKChunkSteps * kTiles; ++i)
+      own_squares[i / kTiles * kStepKBlocks * Size::kTokens + i % kTiles * kTokenTile] = 0.0f;
   }
 
   // One pass over x.
@@ -487,25 +488,25 @@ struct Normalizer {
     own_gain = first_gain;
 #pragma unroll 1
     for (int step = 0; step < group.steps; ++step) {
-      const bool is_second = step % kChunkSteps != 0;
+      const bool is_second = step % kKChunkSteps != 0;
       turn.wait();
-      normalize_step(turn.place(), own_squares + (is_second ? kStepSlices * Size::kTokens : 0));
+      normalize_step(turn.place(), own_squares + (is_second ? kStepKBlocks * Size::kTokens : 0));
       fence_async_shared();
       __syncwarp();
       if (is_elected()) arrive(turn.barrier() + kMaxXStages);
       turn.advance(x_ring);
-      own_gain += (is_second ? kSlices - kStepSlices : kStepSlices) * kSliceColumns * 2;
+      own_gain += (is_second ? kKBlocks - kStepKBlocks : kStepKBlocks) * kKBlockColumns * 2;
     }
   }
 
  private:
-  // Of the first step of a chunk.
-  __device__ int own_slice() const { return first_slice(group.index) + group.warp; }
+  // Of the first step of a K chunk.
+  __device__ int own_k_block() const { return first_k_block(group.index) + group.warp; }
 
-  // Normalizes the warp's slice. A lane's vectors of the second half lie where bit 2 of a vector's
-  // number is inverted.
+  // Normalizes the warp's K block. A lane's vectors of the second half lie where bit 2 of a
+  // vector's number is inverted.
   __device__ void normalize_step(unsigned char* x, float* squares) {
-    constexpr int kHalfVectors = kSliceColumns * 2 / kHalves;  // bytes
+    constexpr int kHalfVectors = kKBlockColumns * 2 / kHalves;  // bytes
     uint4 gains[kHalves] = {};
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -520,7 +521,7 @@ struct Normalizer {
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
         uint4* place =
-            reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kSliceBytes);
+            reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kKBlockBytes);
         uint4 v = *place;
         normalize(v, gains[half], sums);
         *place = v;
@@ -548,13 +549,13 @@ struct Finish {
   using Sums = Multiplier<Size, kBy>;
   // How many tokens of a tile, or of several tiles, all threads take at once.
   static constexpr int kTokensAtOnce =
-      Size::kTokens < kThreads / kHalfTileRows ? Size::kTokens : kThreads / kHalfTileRows;
-  static constexpr int kTilesAtOnce = kThreads / kHalfTileRows / kTokensAtOnce;
+      Size::kTokens < kThreads / kRowTileRows ? Size::kTokens : kThreads / kRowTileRows;
+  static constexpr int kTilesAtOnce = kThreads / kRowTileRows / kTokensAtOnce;
 
   const Params& p;
-  const CtaTiles& share;
+  const CtaTiles& range;
   float* partial;    // [tile][token][kPartialPitch]
-  float* squares;    // [slice][tokens]
+  float* squares;    // [K block][tokens]
   Barrier* squared;  // the third group's are there
   int active;        // tokens that live
 
@@ -572,15 +573,15 @@ struct Finish {
     if constexpr (kBy == Norm::kNone) wait_copies<0>();
     sync_both_groups<kBy>();
     if constexpr (kBy == Norm::kThird) wait_barrier(squared, 0);
-    const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
-    const int g = threadIdx.x % kHalfTileRows, place = threadIdx.x / kHalfTileRows;
+    const int tiles = min(pass.count * p.m_tile_tiles, range.tiles - output.first_tile);
+    const int g = threadIdx.x % kRowTileRows, place = threadIdx.x / kRowTileRows;
 #pragma unroll 1
     for (int token = place % kTokensAtOnce; token < active; token += kTokensAtOnce) {
       const float scale = output.scale(token);
 #pragma unroll 1
       for (int tile = place / kTokensAtOnce; tile < tiles; tile += kTilesAtOnce) {
         const float* sum = partial + (tile * Size::kTokens + token) * kPartialPitch + g;
-        output.take(tile, g, token, scale, sum[0], sum[kHalfTileRows]);
+        output.take(tile, g, token, scale, sum[0], sum[kRowTileRows]);
       }
     }
   }
@@ -590,11 +591,11 @@ struct Finish {
     const LaneVectors at;
     if (at.group / 2 != at.thread) return;
 #pragma unroll
-    for (int i = 0; i < kChunkSteps; ++i) {
-      const int slice = first_slice(sums.group.index) + i * kStepSlices + sums.own_slice();
+    for (int i = 0; i < kKChunkSteps; ++i) {
+      const int k_block = first_k_block(sums.group.index) + i * kStepKBlocks + sums.own_k_block();
 #pragma unroll
       for (int n = 0; n < Sums::kOwnTiles; ++n) {
-        squares[slice * Size::kTokens + (sums.own_tokens() + n) * kTokenTile + at.row()] =
+        squares[k_block * Size::kTokens + (sums.own_tokens() + n) * kTokenTile + at.row()] =
             at.group % 2 == 0 ? sums.squares[i][n][0] : sums.squares[i][n][1];
       }
     }
@@ -615,8 +616,8 @@ struct Finish {
           lane_group;
 #pragma unroll
       for (int i = 0; i < Size::kSums; ++i) {
-        body(tokens + (i / 4 * kTokenTile + i % 2) * kPartialPitch + i / 2 % 2 * kHalfTileRows,
-             sums, m, i);
+        body(tokens + (i / 4 * kTokenTile + i % 2) * kPartialPitch + i / 2 % 2 * kRowTileRows, sums,
+             m, i);
       }
     }
   }
@@ -647,8 +648,8 @@ template <Epilogue kEpilogue, Norm kNorm>
 __device__ void begin_block(const Params& p, unsigned char* gains, const Barriers<kNorm>& barriers,
                             Barrier* arrived, int part) {
   if (threadIdx.x == 0) {
-    prefetch_half_tile_map(p.weight[part]);
-    prefetch_half_tile_map(p.tokens_map);
+    prefetch_row_tile_map(p.weight[part]);
+    prefetch_row_tile_map(p.tokens_map);
     init_barrier(arrived, 1);
     if (kNorm == Norm::kThird) init_barrier(arrived + 1, kGroupWarps);
   }
@@ -657,7 +658,7 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
     if (i < p.stages) init_barrier(&barriers.full[i], 1);
     if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
     if (kNorm == Norm::kThird && i < p.x_stages)
-      init_barrier(&barriers.x_full[kMaxXStages + i], kStepSlices);
+      init_barrier(&barriers.x_full[kMaxXStages + i], kStepKBlocks);
   }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
@@ -671,15 +672,15 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
 // The third warp group: fetches the gains, then normalizes x, step by step of both groups, each
 // pass anew.
 template <typename Size>
-__device__ void normalize_block(const Params& p, const CtaTiles& share, const Layout<Size>& at) {
+__device__ void normalize_block(const Params& p, const CtaTiles& range, const Layout<Size>& at) {
   unsigned char* const shared = dynamic_shared();
   const int warp = of_warp(threadIdx.x / kWarpSize % kGroupWarps);
-  const Group group(p, share, warp / kStepSlices, warp % kStepSlices);
+  const Group group(p, range, warp / kStepKBlocks, warp % kStepKBlocks);
   const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes,
                     Barriers<Norm::kThird>(shared + at.barriers, group.index).x_full, nullptr,
                     p.x_stages, Size::kXBytes};
   fetch_gains(p, shared + at.gain, threadIdx.x % kWarpgroupThreads, kWarpgroupThreads);
-  Normalizer<Size> normalizer(share, group, x_ring, at.gain,
+  Normalizer<Size> normalizer(range, group, x_ring, at.gain,
                               reinterpret_cast<float*>(shared + at.squares));
   normalizer.clear_squares();
   wait_copies<0>();
@@ -702,8 +703,8 @@ __device__ void run_block(const Params& p) {
   let_next_start();
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
-  const CtaTiles share = cta_tiles<kEpilogue>(p);
-  const Group group(p, share);
+  const CtaTiles range = cta_tiles<kEpilogue>(p);
+  const Group group(p, range);
   const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes,
                         has_one_pass(p), is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k,
                         kNormalizes, !kNormalizes);
@@ -713,30 +714,30 @@ __device__ void run_block(const Params& p) {
                   p.stages, p.stage_bytes};
   const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full,
                     nullptr, p.x_stages, Size::kXBytes};
-  begin_block<kEpilogue>(p, shared + at.gain, barriers, arrived, share.part);
+  begin_block<kEpilogue>(p, shared + at.gain, barriers, arrived, range.part);
 
   const int active = min(counts, p.tokens);
-  if (active <= 0 || share.tiles == 0) {
+  if (active <= 0 || range.tiles == 0) {
     wait_copies<0>();
     return wait_for_earlier();
   }
   if constexpr (kBy == Norm::kThird) {
     if (group.index == kGroups) {
       shrink_registers<kThirdRegisters>();
-      return normalize_block<Size>(p, share, at);
+      return normalize_block<Size>(p, range, at);
     }
     grow_registers<kSumRegisters>();
   }
-  Filler<kEpilogue> filler(p, share, group, ring);
-  XFiller<Size> x_filler(p, share, group, x_ring);
+  Filler<kEpilogue> filler(p, range, group, ring);
+  XFiller<Size> x_filler(p, range, group, x_ring);
   filler.fill();
   const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
   Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
   Output<kEpilogue> output{
-      p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
+      p, range, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
   if (threadIdx.x == 0) output.expect_peer(active);
-  Multiplier<Size, kBy> multiplier(share, group, ring, x_ring);
-  const Finish<Size, kEpilogue> finish{p,           share, floats(at.partial), floats(at.squares),
+  Multiplier<Size, kBy> multiplier(range, group, ring, x_ring);
+  const Finish<Size, kEpilogue> finish{p,           range, floats(at.partial), floats(at.squares),
                                        arrived + 1, active};
   if constexpr (kBy != Norm::kThird) {
     wait_copies<0>();
@@ -753,7 +754,7 @@ __device__ void run_block(const Params& p) {
     output.first_tile = pass.first * p.m_tile_tiles;
     if (pass.first > 0) sync_both_groups<kBy>();  // all have read what the pass before left
     if constexpr (!kNormalizes) {
-      output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
+      output.fetch_old(old, min(pass.count * p.m_tile_tiles, range.tiles - output.first_tile),
                        active, kThreads);
     }
     multiplier.run(pass, filler, x_filler, at.gain, stamps);
@@ -763,5 +764,5 @@ __device__ void run_block(const Params& p) {
   }
 }
 
-}  // namespace wide
+}  // namespace mid
 }  // namespace photon::cuda::stream_linear

@@ -1,14 +1,14 @@
-// From the totals of a tile to outputs, in the linears for many tokens (stream_tall.cuh).
+// From the totals of a tile to outputs, in the linears for many tokens (large_linear.cuh).
 #pragma once
-#include "cuda/linear/tall_tiles.cuh"
+#include "cuda/linear/large_tiles.cuh"
 
-namespace photon::cuda::stream_linear::tall {
+namespace photon::cuda::stream_linear::large {
 
 // From a lane's totals to outputs, as Output does it in stream_common.cuh. A lane has two tokens,
 // eight apart, and of each eight rows two side by side.
 template <int kRows, Epilogue kEpilogue>
 struct Finish {
-  static constexpr int kEights = kRows / kHalfTileRows;
+  static constexpr int kEights = kRows / kRowTileRows;
 
   const Params& p;
   int active;
@@ -47,7 +47,7 @@ struct Finish {
   __device__ void write(const float (&total)[kRows / 2], int half, float scale, Bf16* out,
                         int column) const {
 #pragma unroll
-    for (int n = 0; n < kEights; ++n, column += kHalfTileRows) {
+    for (int n = 0; n < kEights; ++n, column += kRowTileRows) {
       if (column >= p.n) return;
       const auto value = [&](int i, int at) {
         return from_float<Bf16>(__fmul_rn(total[4 * n + 2 * half + i], scale) + bias(at));
@@ -59,7 +59,7 @@ struct Finish {
   __device__ void gate(const float (&total)[kRows / 2], int half, float scale, Bf16* out,
                        int column) const {
 #pragma unroll
-    for (int n = 0; n < kEights / 2; ++n, column += kHalfTileRows) {
+    for (int n = 0; n < kEights / 2; ++n, column += kRowTileRows) {
       if (column >= p.n) return;
       const auto value = [&](int i, int at) {
         const float low = __fmul_rn(total[4 * n + 2 * half + i], scale),
@@ -80,14 +80,14 @@ struct Finish {
       int32_t old[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int at = column + (first + i) * kHalfTileRows;
+        const int at = column + (first + i) * kRowTileRows;
         old[i] = first + i < kEights && at < p.n
                      ? load_fresh(reinterpret_cast<const int32_t*>(out + at))
                      : 0;
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int n = first + i, at = column + n * kHalfTileRows;
+        const int n = first + i, at = column + n * kRowTileRows;
         if (n >= kEights || at >= p.n) continue;
         const float low = rounded<Bf16>(total[4 * n + 2 * half] + bias(at)),
                     high = rounded<Bf16>(total[4 * n + 2 * half + 1] + bias(at + 1));
@@ -100,4 +100,4 @@ struct Finish {
   }
 };
 
-}  // namespace photon::cuda::stream_linear::tall
+}  // namespace photon::cuda::stream_linear::large

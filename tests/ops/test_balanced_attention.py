@@ -16,15 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from photon_ext import ops, reference
-from photon_ext.layout import Meta
+from photon_ext import ops
+from tests.ops import test_chunk_attention as chunk_attention
 from tests.ops.caches import Cache, heads_first, rotary_tables, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned
 from tests.ops.test_attention import qkv
 from tests.ops.test_chunk_attention import Span, filled_rows, queries, set_sms
 
 BF16 = torch.bfloat16
-UNIT = 128  # positions of a tile of keys
+KV_TILE = 128  # positions
 MOST_TOKENS = 4096
 HEAD_DIMS = [64, 128]
 
@@ -36,10 +36,7 @@ def make_workspace(head_dim: int, device: str, ctas: int = 132) -> Tensor:
 def attend(
     q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, workspace: Tensor | None
 ) -> Tensor:
-    out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
-    arguments = out, q, cache.k, cache.v, meta, segments, cache.page_table, q.shape[2] ** -0.5
-    ops.paged_attention_into(*arguments, hopper=True, workspace=workspace)
-    return out
+    return chunk_attention.attend(q, cache, meta, segments, workspace=workspace)
 
 
 def check_near_the_reference(
@@ -50,19 +47,10 @@ def check_near_the_reference(
     device: str,
     workspace: Tensor | None = None,
 ) -> None:
-    meta, segments = tokens_and_segments(spans, device, dead_after=3)
-    q = queries(len(meta), group * kv_heads, head_dim, device)
-    cache = filled_rows(spans, kv_heads, head_dim, device)
     if workspace is None:
         workspace = make_workspace(head_dim, device)
-    out, exact = attend(q, cache, meta, segments, workspace), cache.double()
-    expected = reference.paged_attention(
-        q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5
-    )
-    dead = meta[:, Meta.LENGTH] == 0
-    assert_same_bits(out[dead], torch.zeros_like(out[dead]))
-    for token_index in range(len(meta)):
-        assert_close(out[token_index], expected[token_index], slack=2)
+    sizes = group, kv_heads, head_dim
+    chunk_attention.check_near_the_reference(spans, *sizes, device, workspace=workspace)
 
 
 # --- right ----------------------------------------------------------------------------------------
@@ -76,7 +64,7 @@ def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, 
     check_near_the_reference(spans, group, 1 + group % 2, head_dim, device)
 
 
-@pytest.mark.parametrize("context", [0, 1, UNIT - 1, UNIT, 3 * UNIT - 20])
+@pytest.mark.parametrize("context", [0, 1, KV_TILE - 1, KV_TILE, 3 * KV_TILE - 20])
 @pytest.mark.parametrize("chunk", [1, 2, 31, 32, 33, 130])
 def test_chunks_over_contexts_are_near_the_float64_reference(
     device: str, chunk: int, context: int
@@ -86,11 +74,12 @@ def test_chunks_over_contexts_are_near_the_float64_reference(
 
 @pytest.mark.parametrize("sms", [1, 3, 7, 40])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_shares_of_every_size_are_near_the_float64_reference(
+def test_cta_ranges_of_every_size_are_near_the_float64_reference(
     device: str, head_dim: int, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CTA has many items, or a context has many CTAs; items begin and end at shares and within
-    them, and rows have contexts that end in other parts. With 40 CTAs each has one part at most.
+    """A CTA has many query tiles, or a context has many CTAs; query tiles begin and end at the ends
+    of CTA ranges and within them, and rows have contexts that end in other partial tiles. With 40
+    CTAs each has one partial tile at most.
     """
     set_sms(monkeypatch, device, sms)
     spans = [(1, 1100, 40), (2, 1, 1), (0, 0, 1), (3, 450, 3), (4, 0, 64)]
@@ -203,8 +192,8 @@ def test_it_is_another_kernel(device: str) -> None:
     spans = [(1, 60, 64)]
     cache, q = filled_rows(spans, 1, 64, device), queries(64, 4, 64, device)
     step = tokens_and_segments(spans, device)
-    even = attend(q, cache, *step, make_workspace(64, device))
-    assert not torch.equal(even, attend(q, cache, *step, None))
+    balanced = attend(q, cache, *step, make_workspace(64, device))
+    assert not torch.equal(balanced, attend(q, cache, *step, None))
 
 
 @pytest.mark.parametrize(("head_dim", "page_size"), [(96, 16), (256, 16), (64, 23), (128, 8)])
@@ -247,8 +236,8 @@ def test_what_a_tensor_copy_does_not_take_runs_chunk_attention(
     cache = filled_rows(spans, 2, 64, device)
     q, step = queries(64, 4, 64, device), tokens_and_segments(spans, device)
     expected = attend(q, cache, *step, None)
-    even = attend(q, lay(cache), *step, make_workspace(64, device))
-    assert_same_bits(even, expected)
+    balanced = attend(q, lay(cache), *step, make_workspace(64, device))
+    assert_same_bits(balanced, expected)
 
 
 def test_a_step_of_too_many_tokens_runs_chunk_attention(device: str) -> None:
@@ -256,8 +245,8 @@ def test_a_step_of_too_many_tokens_runs_chunk_attention(device: str) -> None:
     cache, q = filled_rows(spans, 1, 64, device), queries(MOST_TOKENS + 1, 1, 64, device)
     meta, segments = tokens_and_segments(spans, device, dead_after=MOST_TOKENS - 4)
     step = meta, segments
-    even = attend(q, cache, *step, make_workspace(64, device))
-    assert_same_bits(even, attend(q, cache, *step, None))
+    balanced = attend(q, cache, *step, make_workspace(64, device))
+    assert_same_bits(balanced, attend(q, cache, *step, None))
 
 
 def test_a_step_of_as_many_tokens_as_it_takes(device: str) -> None:
