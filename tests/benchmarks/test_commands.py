@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import activity, bubble, host, report, schemas, traffic
+from benchmarks import bubble, host, report, schemas
 from benchmarks.attribution.serving import Load, open_server, serve
 from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.models import SHAPES, open_model
@@ -225,26 +225,7 @@ def test_the_mix_of_seed_7_is_the_published_burst() -> None:
     assert sum(ask.answer for ask in asks) == 36_608
 
 
-def test_options_of_the_engine_are_measured_in_every_combination() -> None:
-    given = "--depth 2,1 --engine exact=True --engine prefill=mixed/separate --device cpu"
-    found = traffic.variants(traffic.arguments(given.split()))
-    assert [(each["depth"], each["prefill"]) for each in found] == [
-        (2, "mixed"),
-        (2, "separate"),
-        (1, "mixed"),
-        (1, "separate"),
-    ]
-    assert {each["exact"] for each in found} == {True}
-
-
 # --- a GPU's --------------------------------------------------------------------------------------
-
-
-def test_activity_without_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "r.jsonl"
-    assert activity.main(["--device", "cpu", "--json", str(path)]) == 0
-    assert "needs a GPU" in capsys.readouterr().out
-    assert read_runs(path)[0]["skipped"] == "no GPU"
 
 
 @pytest.mark.gpu

@@ -1,11 +1,6 @@
 """benchmarks.peers on a tiny model and the CPU: each peer in its own process, the same tokens, and
 what goes wrong is told."""
 
-import json
-import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +12,10 @@ import transformers
 
 from benchmarks import peers
 from benchmarks.common import checkpoint
-from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, read_runs
 from benchmarks.common.session import random_prompts
-from benchmarks.engines import process
-from benchmarks.engines.catalog import CATALOG, missing, open_peer
+from benchmarks.engines.catalog import open_peer
 from benchmarks.engines.compiled import Compiled
 from benchmarks.engines.ours import Ours
 from benchmarks.engines.peer import Setup, Tokens, Window, by_difference, by_steps
@@ -146,75 +139,3 @@ def test_differences_cancel_what_both_runs_have(monkeypatch: pytest.MonkeyPatch)
     assert (measured.ms_per_step, measured.samples) == (pytest.approx(4.0), 3)
     with pytest.raises(BenchmarkError, match="stopped early"):
         by_difference(lambda prompts, count: [[1] for _ in prompts], [[1]], WINDOW, 9.0)
-
-
-def test_a_worker_that_breaks_leaves_its_last_words(tmp_path: Path) -> None:
-    setup = setup_of(tmp_path / "nowhere")
-    report = process.run_worker("ours", setup, [[[1] * 5]], 120)
-    assert report.loaded is None
-    with pytest.raises(BenchmarkError, match=r"exit status 1: .*nowhere.*no such file"):
-        report.of(1)
-
-
-@pytest.mark.parametrize("child", ["", "import os; os.fork();"])
-def test_a_worker_that_hangs_is_ended_with_its_children(child: str) -> None:
-    begin = time.perf_counter()
-    code = f"import time; {child} print('waiting', flush=True); time.sleep(60)"
-    failure = process.run_module("timeit", ["-n", "1", "-r", "1", code], 4)
-    # a fork may write what its parent had not written yet once more
-    assert re.fullmatch(r"still running after 4 s; last words: (waiting)+", failure or ""), failure
-    assert time.perf_counter() - begin < 30
-
-
-def test_a_worker_needs_no_build_of_ours() -> None:
-    """A peer may live in an environment of its own."""
-    code = "import sys, benchmarks.engines.worker; sys.exit('photon_ext' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=120).returncode == 0
-
-
-def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert missing("ours", "cpu") is None
-    monkeypatch.setitem(CATALOG, "vllm", CATALOG["vllm"]._replace(package="surely_not_installed"))
-    told = "surely_not_installed is not installed: pip install vllm"
-    assert (missing("vllm", "cuda") or "").startswith(told)
-    assert "not installed for /nowhere/python" in (missing("vllm", "cuda", "/nowhere/python") or "")
-    assert missing("ours", "cpu", sys.executable) is None
-    assert "on a GPU only" in (missing("hf-cb-graphs", "cpu") or "")
-
-
-def row(model: str, title: str, batch: int, ms: float, last: int = 512) -> dict[str, Any]:
-    label = {"what": "peer", "status": "ok", "model": model, "title": title, "batch": batch}
-    figures = {"ms_per_step": ms, "floor_share": 0.5, "window": {"last": last}}
-    return {**label, **figures, "version": f"{title} 1"}
-
-
-def test_a_table_of_files_says_what_the_figures_hide(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    absent = {"what": "peer", "status": "missing", "title": "vLLM", "reason": "pip install vllm"}
-    failed = {"what": "peer", "status": "failed", "title": "slow", "batch": 8, "error": "no room"}
-    first = [
-        {"what": "floor", "status": "ok"},
-        *(row("a", "ours", 1, 0.5), row("a", "ours", 8, 0.75), row("a", "slow", 1, 67.0, last=128)),
-        *({**failed, "model": "a"}, {**absent, "model": "a"}),
-    ]
-    files = []
-    for name, found in (("a", first), ("b", [row("b", "ours", 1, 2.0), {**absent, "model": "b"}])):
-        files.append(str(tmp_path / f"{name}.jsonl"))
-        data = {"benchmark": "peers", "environment": {}, "entries": found}
-        Path(files[-1]).write_text(json.dumps(data))
-    assert peers.main(["--table", *files]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "| model | engine | version | B=1 | B=8 |",
-        "| --- | --- | --- | --- | --- |",
-        "| a | ours | ours 1 | 0.5 (50%) | 0.75 (50%) |",
-        "| a | slow | slow 1 | 67 (50%) | failed |",
-        "| b | ours | ours 1 | 2 (50%) | - |",
-        "",
-        "- slow, a, B=1: 128 new tokens, not 512.",
-        "- slow, a, B=8: failed: no room",
-        "- vLLM was not there: pip install vllm.",
-    ]
-    Path(files[0]).write_text('{"benchmark": "decode", "environment": {}, "entries": []}')
-    assert peers.main(["--table", *files]) == 1
-    assert "a.jsonl: a result of benchmarks.decode; give files of" in capsys.readouterr().err

@@ -30,6 +30,9 @@ SHAPES = [
 MANY_HEADS = (12, 4, 96)  # of a token more than two CTAs of the CUDA kernel that rotates has
 # row, first position, tokens: decode, chunks, a dead token
 MIXED = [(1, 0, 1), (2, 5, 3), (0, 0, 1), (4, 17, 1), (3, 0, 9)]
+# tokens of decode_meta that cannot be: rows, positions or lengths outside the tables
+GARBAGE_TOKENS = [[7, 3, 4, 99], [7, 3, 4, -1], [7, 500, 501, 1], [7, -2, 4, 1], [7, 3, -4, 1]]
+GARBAGE_TOKENS += [[7, 2**31 - 1, 2**31 - 1, 1]]
 
 
 def qkv(
@@ -47,6 +50,12 @@ def qkv(
         heads[:, q_heads : q_heads + kv_heads],
         heads[:, q_heads + kv_heads :],
     )
+
+
+def qk_norms(head_dim: int, dtype: torch.dtype, device: str) -> tuple[Tensor | None, Tensor | None]:
+    """Weights of q's and k's norms."""
+    q, k = (randn(head_dim, dtype=dtype, device=device, seed=seed) for seed in (5, 6))
+    return q, k
 
 
 def filled_cache(
@@ -74,11 +83,7 @@ def test_rope_append_is_near_the_float64_reference(
     q, k, v = qkv(len(meta), q_heads, kv_heads, head_dim, dtype, device)
     cache = filled_cache(kv_heads, head_dim, dtype, device)
     cos, sin = rotary_tables(24, head_dim, device)
-    norms = (
-        [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)]
-        if normed
-        else [None, None]
-    )
+    norms = qk_norms(head_dim, dtype, device) if normed else (None, None)
     exact_q, exact = q.double(), cache.double()
     reference.rope_append_kv_(
         *(exact_q, k.double(), v.double(), exact.k, exact.v, meta, cache.page_table, cos, sin),
@@ -107,7 +112,7 @@ def test_rope_append_rounds_as_the_reference_does(device: str) -> None:
     q, k, v = qkv(16, 4, 2, 64, torch.bfloat16, device)
     cache = paged_cache(2, 2, 16, 2, 64, torch.bfloat16, device)
     cos, sin = rotary_tables(16, 64, device)
-    norms = [randn(64, dtype=torch.bfloat16, device=device, seed=s) for s in (5, 6)]
+    norms = qk_norms(64, torch.bfloat16, device)
     expected_q, expected = q.clone(), cache.clone()
     reference.rope_append_kv_(
         expected_q, k, v, expected.k, expected.v, meta, cache.page_table, cos, sin, *norms
@@ -277,27 +282,12 @@ def test_fused_decode_does_what_its_two_parts_do(
     q, k, v = qkv(4, q_heads, kv_heads, head_dim, dtype, device)
     cache = filled_cache(kv_heads, head_dim, dtype, device)
     cos, sin = rotary_tables(24, head_dim, device)
-    norms = (
-        [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)]
-        if normed
-        else [None, None]
-    )
+    norms = qk_norms(head_dim, dtype, device) if normed else (None, None)
     exact, parts, scale = cache.double(), cache.clone(), head_dim**-0.5
     exact_out = torch.zeros(4, q_heads, head_dim, dtype=torch.float64, device=device)
     reference.fused_attention_decode_into(
-        *(
-            exact_out,
-            q.double(),
-            k.double(),
-            v.double(),
-            exact.k,
-            exact.v,
-            meta,
-            cache.page_table,
-            cos,
-            sin,
-            scale,
-        ),
+        *(exact_out, q.double(), k.double(), v.double(), exact.k, exact.v, meta, cache.page_table),
+        *(cos, sin, scale),
         *(norm if norm is None else norm.double() for norm in norms),
     )
     before = q.clone()
@@ -347,18 +337,7 @@ def test_fused_decode_over_a_contiguous_cache_of_many_rows(device: str) -> None:
 # --- garbage in the tables ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "token_index",
-    [
-        [7, 3, 4, 99],
-        [7, 3, 4, -1],
-        [7, 500, 501, 1],
-        [7, -2, 4, 1],
-        [7, 3, -4, 1],
-        [7, 2**31 - 1, 2**31 - 1, 1],
-        [7, 3, 2**31 - 1, 1],
-    ],
-)
+@pytest.mark.parametrize("token_index", [*GARBAGE_TOKENS, [7, 3, 2**31 - 1, 1]])
 @pytest.mark.parametrize("paged", [True, False])
 def test_garbage_in_decode_meta_touches_no_foreign_memory(
     device: str, token_index: list[int], paged: bool

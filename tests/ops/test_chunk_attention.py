@@ -66,20 +66,21 @@ def attend(
     segments: Tensor,
     scale: float | None = None,
     hopper: bool = True,
+    workspace: Tensor | None = None,
 ) -> Tensor:
     out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
-    ops.paged_attention_into(
-        out,
-        q,
-        cache.k,
-        cache.v,
-        meta,
-        segments,
-        cache.page_table,
-        scale or q.shape[2] ** -0.5,
-        hopper,
-    )
+    arguments = out, q, cache.k, cache.v, meta, segments, cache.page_table
+    ops.paged_attention_into(*arguments, scale or q.shape[2] ** -0.5, hopper, workspace=workspace)
     return out
+
+
+def expected_of(
+    q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, scale: float | None = None
+) -> Tensor:
+    """What the reference computes in float64."""
+    exact = cache.double()
+    arguments = q.double(), exact.k, exact.v, meta, segments, cache.page_table
+    return reference.paged_attention(*arguments, scale or q.shape[2] ** -0.5)
 
 
 def set_sms(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
@@ -91,18 +92,20 @@ def set_sms(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
 
 
 def check_near_the_reference(
-    spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, page_size: int
+    spans: list[Span],
+    group: int,
+    kv_heads: int,
+    head_dim: int,
+    device: str,
+    page_size: int = 16,
+    workspace: Tensor | None = None,
 ) -> None:
     meta, segments = tokens_and_segments(spans, device, dead_after=3)
     segments = torch.cat([segments, torch.zeros_like(segments[:2])])  # a bucket's unused segments
-    q, cache = (
-        queries(len(meta), group * kv_heads, head_dim, device),
-        filled_rows(spans, kv_heads, head_dim, device, page_size),
-    )
-    out, exact = attend(q, cache, meta, segments), cache.double()
-    expected = reference.paged_attention(
-        q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5
-    )
+    q = queries(len(meta), group * kv_heads, head_dim, device)
+    cache = filled_rows(spans, kv_heads, head_dim, device, page_size)
+    out = attend(q, cache, meta, segments, workspace=workspace)
+    expected = expected_of(q, cache, meta, segments)
     dead = meta[:, Meta.LENGTH] == 0
     assert_same_bits(out[dead], torch.zeros_like(out[dead]))
     # token by token: one wrong token among hundreds must not hide
@@ -139,7 +142,7 @@ def test_chunks_over_contexts_are_near_the_float64_reference(
 
 def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> None:
     spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
-    check_near_the_reference(spans, 4, 2, 64, device, 16)
+    check_near_the_reference(spans, 4, 2, 64, device)
 
 
 @pytest.mark.emulated_later(head_dim=(96, 128, 256))
@@ -154,14 +157,8 @@ def test_contexts_in_parts_are_near_the_float64_reference(
     """
     set_sms(monkeypatch, device, sms)
     group = 1 + HEAD_DIMS.index(head_dim)
-    check_near_the_reference(
-        [(1, context, 80), (2, 1, 1), (0, 0, 1), (3, context // 2, 3)],
-        group,
-        1,
-        head_dim,
-        device,
-        16,
-    )
+    spans = [(1, context, 80), (2, 1, 1), (0, 0, 1), (3, context // 2, 3)]
+    check_near_the_reference(spans, group, 1, head_dim, device)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -169,12 +166,9 @@ def test_a_contiguous_cache(device: str, head_dim: int) -> None:
     cache = contiguous_cache(3, 90, 2, head_dim, BF16, device)
     cache.fill(1, 80, seed=1)
     cache.fill(2, 21, seed=2)
-    meta, segments = tokens_and_segments([(2, 20, 1), (1, 10, 70)], device)
-    q, exact = queries(71, 6, head_dim, device), cache.double()
-    expected = reference.paged_attention(
-        q.double(), exact.k, exact.v, meta, segments, None, head_dim**-0.5
-    )
-    assert_close(attend(q, cache, meta, segments), expected, slack=2)
+    q, spans = queries(71, 6, head_dim, device), [(2, 20, 1), (1, 10, 70)]
+    step = (q, cache, *tokens_and_segments(spans, device))
+    assert_close(attend(*step), expected_of(*step), slack=2)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9])
@@ -183,12 +177,9 @@ def test_scores_of_any_size(device: str, scale: float) -> None:
     alike.
     """
     cache = filled_rows([(1, 200, 70)], 1, 64, device)
-    meta, segments = tokens_and_segments([(1, 200, 70)], device)
-    q, exact = 12 * queries(70, 2, 64, device), cache.double()
-    expected = reference.paged_attention(
-        q.double(), exact.k, exact.v, meta, segments, cache.page_table, scale
-    )
-    assert_close(attend(q, cache, meta, segments, scale), expected, slack=2)
+    q = 12 * queries(70, 2, 64, device)
+    step = (q, cache, *tokens_and_segments([(1, 200, 70)], device), scale)
+    assert_close(attend(*step), expected_of(*step), slack=2)
 
 
 # --- the same bits, whatever else is in the step --------------------------------------------------
@@ -341,11 +332,7 @@ def test_clusters_take_one_tile_after_another(
             q[own], cache, meta[own], ints([[int(meta[index, Meta.ROW]), 0, 1, 0]], device)
         )
         assert_same_bits(alone, together[own])
-    exact = cache.double()
-    expected = reference.paged_attention(
-        q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5
-    )
-    assert_close(together, expected, slack=2)
+    assert_close(together, expected_of(q, cache, meta, segments), slack=2)
 
 
 def test_tokens_of_any_length_share_a_tile(device: str) -> None:
@@ -362,11 +349,7 @@ def test_tokens_of_any_length_share_a_tile(device: str) -> None:
             q[token_index : token_index + 1], cache, meta[token_index : token_index + 1], segments
         )
         assert_same_bits(alone, together[token_index : token_index + 1])
-    exact = cache.double()
-    expected = reference.paged_attention(
-        q.double(), exact.k, exact.v, meta, segments, cache.page_table, 0.125
-    )
-    assert_close(together, expected, slack=2)
+    assert_close(together, expected_of(q, cache, meta, segments), slack=2)
 
 
 @pytest.mark.parametrize(

@@ -51,443 +51,308 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
     return torch.stack([x, x], dim=-1)[..., 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("rms_norm_into", {2: narrower}, "weight has shape [5], expected [6] ([hidden of x])"),
+# (changes, message) by op
+WRONG: dict[str, list[tuple[dict[int, Any], str]]] = {
+    "rms_norm_into": [
+        ({2: narrower}, "weight has shape [5], expected [6] ([hidden of x])"),
+        ({2: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
+        ({1: torch.Tensor.double}, "x has dtype float64, expected float32, float16 or bfloat16"),
+        ({1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [tokens, hidden]"),
+        ({0: longer}, "out has shape [4, 6], expected [3, 6] (the shape of x)"),
+        ({0: gapped}, "out has strides [12, 2], expected the last one to be 1"),
+        ({0: lambda x: x[:1].expand(3, 6)}, "out has strides [0, 1], expected none to be 0"),
+        ({3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
+        ({3: float("nan")}, "eps is nan, expected a finite number"),
+    ],
+    "add_rms_norm_into": [
+        ({1: narrower}, "residual has shape [3, 5], expected [3, 6] (the shape of x)"),
+    ],
+    "linear_into": [
+        ({2: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
+        ({3: longer}, "bias has shape [6], expected [5] ([n of weight])"),
+        ({4: torch.Tensor.long}, "counts has dtype int64, expected int32"),
         (
-            "rms_norm_into",
-            {2: torch.Tensor.half},
-            "weight has dtype float16, expected float32, the dtype of x",
-        ),
-        (
-            "rms_norm_into",
-            {1: torch.Tensor.double},
-            "x has dtype float64, expected float32, float16 or bfloat16",
-        ),
-        (
-            "rms_norm_into",
-            {1: torch.Tensor.flatten},
-            "x has shape [18], expected 2 dimensions [tokens, hidden]",
-        ),
-        ("rms_norm_into", {0: longer}, "out has shape [4, 6], expected [3, 6] (the shape of x)"),
-        ("rms_norm_into", {0: gapped}, "out has strides [12, 2], expected the last one to be 1"),
-        (
-            "rms_norm_into",
-            {0: lambda x: x[:1].expand(3, 6)},
-            "out has strides [0, 1], expected none to be 0",
-        ),
-        ("rms_norm_into", {3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
-        ("rms_norm_into", {3: float("nan")}, "eps is nan, expected a finite number"),
-        (
-            "add_rms_norm_into",
-            {1: narrower},
-            "residual has shape [3, 5], expected [3, 6] (the shape of x)",
-        ),
-        ("linear_into", {2: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
-        ("linear_into", {3: longer}, "bias has shape [6], expected [5] ([n of weight])"),
-        ("linear_into", {4: torch.Tensor.long}, "counts has dtype int64, expected int32"),
-        (
-            "linear_into",
             {4: torch.zeros(0, dtype=torch.int32)},
             "counts has shape [0], expected dimension 0 to be at least 1",
         ),
+    ],
+    "gemv_into": [
+        ({1: gapped}, "x has shape [6] with strides [2], expected a contiguous tensor"),
+    ],
+    "silu_mul_into": [
         (
-            "gemv_into",
-            {1: gapped},
-            "x has shape [6] with strides [2], expected a contiguous tensor",
-        ),
-        (
-            "silu_mul_into",
             {1: narrower},
             "gate_up has shape [3, 7], expected dimension 1 to be even (gate, then up)",
         ),
         (
-            "silu_mul_into",
             {0: narrower},
             "gate_up has shape [3, 8], expected [3, 6] ([tokens of out, 2 x width of out])",
         ),
+        ({1: torch.Tensor.char}, "gate_up has dtype int8, expected float32, float16 or bfloat16"),
+    ],
+    "fused_mlp_into": [
+        ({3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
+        ({1: narrower}, "act has shape [3, 3], expected [3, 4]"),
+    ],
+    "lora_shrink_into": [
+        ({2: narrower}, "a has shape [2, 4, 5], expected [*, *, 6]"),
+        ({3: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
+        ({4: narrower}, "row_state has shape [4, 31], expected [*, 32]"),
+    ],
+    "lora_expand_": [
+        ({2: torch.Tensor.flatten}, "b has shape [40], expected 3 dimensions"),
+        ({1: narrower}, "h has 5 columns, expected a multiple of the rank of b, 2"),
         (
-            "silu_mul_into",
-            {1: torch.Tensor.char},
-            "gate_up has dtype int8, expected float32, float16 or bfloat16",
-        ),
-        ("fused_mlp_into", {3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
-        ("fused_mlp_into", {1: narrower}, "act has shape [3, 3], expected [3, 4]"),
-        ("lora_shrink_into", {2: narrower}, "a has shape [2, 4, 5], expected [*, *, 6]"),
-        ("lora_shrink_into", {3: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
-        ("lora_shrink_into", {4: narrower}, "row_state has shape [4, 31], expected [*, 32]"),
-        ("lora_expand_", {2: torch.Tensor.flatten}, "b has shape [40], expected 3 dimensions"),
-        (
-            "lora_expand_",
-            {1: narrower},
-            "h has 5 columns, expected a multiple of the rank of b, 2",
-        ),
-        (
-            "lora_expand_",
             {5: 5},
             "first_rows is 5, expected so many of the 10 rows of b that the rest is 2 equal parts",
         ),
+    ],
+    "lora_link_": [
+        ({3: None}, "before goes with b, and after with a: give both or neither"),
+        ({3: None, 4: None}, "act goes with b"),
+        ({0: torch.Tensor.float}, "x has dtype float32, expected bfloat16"),
+        ({0: narrower}, "x is not made of whole vectors: its address, width and"),
+        ({3: shifted}, "before is not made of whole vectors: its address, width and"),
+        ({3: narrower}, "before has 19 columns, expected 4 more than a multiple of"),
+        ({5: 17}, "first_rows is 17, expected so many of the 16 rows of b that"),
+        ({7: None}, "a follows one part, or act"),
+        ({8: narrower}, "after has shape [1, 3, 11], expected [1, 3, 12]"),
+        ({9: lambda a: a[:, :, :7]}, "a has shape [2, 8, 7], expected [2, *, 8]"),
+        ({10: longer}, "norm_weight has shape [9], expected [8] ([columns of a])"),
+    ],
+    "spatial_features_into": [
         (
-            "lora_link_",
-            {3: None},
-            "before goes with b, and after with a: give both or neither",
-        ),
-        ("lora_link_", {3: None, 4: None}, "act goes with b"),
-        ("lora_link_", {0: torch.Tensor.float}, "x has dtype float32, expected bfloat16"),
-        ("lora_link_", {0: narrower}, "x is not made of whole vectors: its address, width and"),
-        ("lora_link_", {3: shifted}, "before is not made of whole vectors: its address, width and"),
-        ("lora_link_", {3: narrower}, "before has 19 columns, expected 4 more than a multiple of"),
-        ("lora_link_", {5: 17}, "first_rows is 17, expected so many of the 16 rows of b that"),
-        ("lora_link_", {7: None}, "a follows one part, or act"),
-        ("lora_link_", {8: narrower}, "after has shape [1, 3, 11], expected [1, 3, 12]"),
-        ("lora_link_", {9: lambda a: a[:, :, :7]}, "a has shape [2, 8, 7], expected [2, *, 8]"),
-        ("lora_link_", {10: longer}, "norm_weight has shape [9], expected [8] ([columns of a])"),
-        (
-            "spatial_features_into",
             {0: lambda x: x[:, :11].contiguous()},
             "out has shape [3, 11], expected dimension 1 to be at least 12",
         ),
-        ("spatial_features_into", {1: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
-        ("spatial_features_into", {5: 1}, "vocab is 40 and there are 1 bins, expected"),
-        ("choose_value_", {1: narrower}, "logits has 14 columns, expected 3 x bins"),
-        ("choose_value_", {4: 2**31 - 1}, "vocab is 2147483647 and there are 5 bins, expected"),
+        ({1: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
+        ({5: 1}, "vocab is 40 and there are 1 bins, expected"),
+    ],
+    "choose_value_": [
+        ({1: narrower}, "logits has 14 columns, expected 3 x bins"),
+        ({4: 2**31 - 1}, "vocab is 2147483647 and there are 5 bins, expected"),
+    ],
+    "norm_linear_into": [
+        ({1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [tokens, k]"),
+        ({1: gapped}, "x has strides [12, 2], expected the last one to be 1"),
+        ({2: narrower}, "norm_weight has shape [5], expected [6] ([k of x])"),
+        ({2: gapped}, "norm_weight has shape [6] with strides [2], expected a contiguous tensor"),
+        ({3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
+        ({4: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
+        ({4: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
+        ({0: longer}, "out has shape [4, 5], expected [3, 5] ([tokens of x, n of weight])"),
+        ({5: longer}, "bias has shape [6], expected [5] ([n of weight])"),
+        ({6: torch.Tensor.long}, "counts has dtype int64, expected int32"),
+        ({9: torch.Tensor.bfloat16}, "workspace has dtype bfloat16, expected float32"),
+        ({9: lambda words: words[1:]}, "workspace has shape [11], expected"),
+    ],
+    "norm_swiglu_into": [
         (
-            "norm_linear_into",
-            {1: torch.Tensor.flatten},
-            "x has shape [18], expected 2 dimensions [tokens, k]",
-        ),
-        ("norm_linear_into", {1: gapped}, "x has strides [12, 2], expected the last one to be 1"),
-        ("norm_linear_into", {2: narrower}, "norm_weight has shape [5], expected [6] ([k of x])"),
-        (
-            "norm_linear_into",
-            {2: gapped},
-            "norm_weight has shape [6] with strides [2], expected a contiguous tensor",
-        ),
-        ("norm_linear_into", {3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
-        (
-            "norm_linear_into",
-            {4: narrower},
-            "weight has shape [5, 5], expected [*, 6] ([n, k of x])",
-        ),
-        (
-            "norm_linear_into",
-            {4: torch.Tensor.half},
-            "weight has dtype float16, expected float32, the dtype of x",
-        ),
-        (
-            "norm_linear_into",
-            {0: longer},
-            "out has shape [4, 5], expected [3, 5] ([tokens of x, n of weight])",
-        ),
-        ("norm_linear_into", {5: longer}, "bias has shape [6], expected [5] ([n of weight])"),
-        ("norm_linear_into", {6: torch.Tensor.long}, "counts has dtype int64, expected int32"),
-        (
-            "norm_linear_into",
-            {9: torch.Tensor.bfloat16},
-            "workspace has dtype bfloat16, expected float32",
-        ),
-        ("norm_linear_into", {9: lambda words: words[1:]}, "workspace has shape [11], expected"),
-        (
-            "norm_swiglu_into",
             {9: lambda words: words.view(2, -1)},
             "workspace has shape [2, 6], expected 1 dimension [words]",
         ),
         (
-            "linear_residual_",
-            {1: torch.Tensor.double},
-            "x has dtype float64, expected float32, float16 or bfloat16",
-        ),
-        (
-            "linear_residual_",
-            {2: gapped},
-            "weight has strides [12, 2], expected the last one to be 1",
-        ),
-        (
-            "linear_residual_",
             {0: narrower},
-            "residual has shape [3, 4], expected [3, 5] ([tokens of x, n of weight])",
+            (
+                "gate_up_weight has shape [8, 6], expected [6, 6] "
+                "([2 x intermediate of out, hidden of x])"
+            ),
         ),
+        ({0: longer}, "out has shape [4, 4], expected [3, *] ([tokens of x, intermediate])"),
+        ({2: narrower}, "norm_weight has shape [5], expected [6] ([hidden of x])"),
+        ({3: float("inf")}, "eps is inf, expected a finite number, 0 or more"),
         (
-            "linear_residual_",
-            {0: torch.Tensor.bfloat16},
-            "residual has dtype bfloat16, expected float32, the dtype of x",
-        ),
-        (
-            "linear_residual_",
-            {0: lambda x: x[:1].expand(3, 5)},
-            "residual has strides [0, 1], expected none to be 0",
-        ),
-        (
-            "linear_residual_",
-            {3: torch.Tensor.half},
-            "bias has dtype float16, expected float32, the dtype of x",
-        ),
-        (
-            "linear_residual_",
-            {4: torch.zeros(0, dtype=torch.int32)},
-            "counts has shape [0], expected dimension 0 to be at least 1",
-        ),
-        (
-            "norm_swiglu_into",
-            {0: narrower},
-            "gate_up_weight has shape [8, 6], expected [6, 6] ([2 x intermediate of out, hidden of "
-            "x])",
-        ),
-        (
-            "norm_swiglu_into",
-            {0: longer},
-            "out has shape [4, 4], expected [3, *] ([tokens of x, intermediate])",
-        ),
-        (
-            "norm_swiglu_into",
-            {2: narrower},
-            "norm_weight has shape [5], expected [6] ([hidden of x])",
-        ),
-        ("norm_swiglu_into", {3: float("inf")}, "eps is inf, expected a finite number, 0 or more"),
-        (
-            "norm_swiglu_into",
             {4: gapped},
             "gate_up_weight has shape [8, 6] with strides [12, 2], expected a contiguous tensor",
         ),
         (
-            "norm_swiglu_into",
             {4: lambda weight: weight[:-1]},
             "gate_up_weight has shape [7, 6], expected dimension 0 to be even (gate,",
         ),
         (
-            "norm_swiglu_into",
             {4: torch.Tensor.flatten},
             "gate_up_weight has shape [48], expected 2 dimensions [2 x intermediate, hidden]",
         ),
+        ({5: narrower}, "bias has shape [7], expected [8] ([2 x intermediate of out])"),
+        ({5: gapped}, "bias has shape [8] with strides [2], expected a contiguous tensor"),
         (
-            "norm_swiglu_into",
-            {5: narrower},
-            "bias has shape [7], expected [8] ([2 x intermediate of out])",
-        ),
-        (
-            "norm_swiglu_into",
-            {5: gapped},
-            "bias has shape [8] with strides [2], expected a contiguous tensor",
-        ),
-        (
-            "swiglu_into",
-            {0: narrower},
-            "gate_up_weight has shape [8, 6], expected [6, 6] ([2 x intermediate of out, hidden of "
-            "x])",
-        ),
-        (
-            "linear_norm_into",
-            {0: narrower},
-            "out has shape [3, 4], expected [3, 5] ([tokens of x, n of weight])",
-        ),
-        (
-            "linear_norm_into",
-            {1: longer},
-            "residual has shape [4, 5], expected [3, 5] ([tokens of x, n of weight])",
-        ),
-        (
-            "linear_norm_into",
-            {4: narrower},
-            "norm_weight has shape [4], expected [5] ([n of weight])",
-        ),
-        ("linear_norm_into", {5: -1.0}, "eps is -1, expected a finite number, 0 or more"),
-        ("linear_norm_into", {10: lambda words: words[1:]}, "workspace has shape [59], expected"),
-        (
-            "norm_swiglu_into",
             {6: lambda counts: counts[None]},
             "counts has shape [1, 1], expected 1 dimension [tokens to compute]",
         ),
+    ],
+    "linear_residual_": [
+        ({1: torch.Tensor.double}, "x has dtype float64, expected float32, float16 or bfloat16"),
+        ({2: gapped}, "weight has strides [12, 2], expected the last one to be 1"),
+        ({0: narrower}, "residual has shape [3, 4], expected [3, 5] ([tokens of x, n of weight])"),
         (
-            "embedding_into",
+            {0: torch.Tensor.bfloat16},
+            "residual has dtype bfloat16, expected float32, the dtype of x",
+        ),
+        ({0: lambda x: x[:1].expand(3, 5)}, "residual has strides [0, 1], expected none to be 0"),
+        ({3: torch.Tensor.half}, "bias has dtype float16, expected float32, the dtype of x"),
+        (
+            {4: torch.zeros(0, dtype=torch.int32)},
+            "counts has shape [0], expected dimension 0 to be at least 1",
+        ),
+    ],
+    "swiglu_into": [
+        (
+            {0: narrower},
+            (
+                "gate_up_weight has shape [8, 6], expected [6, 6] "
+                "([2 x intermediate of out, hidden of x])"
+            ),
+        ),
+    ],
+    "linear_norm_into": [
+        ({0: narrower}, "out has shape [3, 4], expected [3, 5] ([tokens of x, n of weight])"),
+        ({1: longer}, "residual has shape [4, 5], expected [3, 5] ([tokens of x, n of weight])"),
+        ({4: narrower}, "norm_weight has shape [4], expected [5] ([n of weight])"),
+        ({5: -1.0}, "eps is -1, expected a finite number, 0 or more"),
+        ({10: lambda words: words[1:]}, "workspace has shape [59], expected"),
+    ],
+    "embedding_into": [
+        (
             {2: torch.Tensor.bfloat16},
             "out has dtype float32, expected bfloat16, the dtype of weight",
         ),
+        ({1: narrower}, "decode_meta has shape [3, 3], expected [*, 4] ([tokens, 4])"),
         (
-            "embedding_into",
-            {1: narrower},
-            "decode_meta has shape [3, 3], expected [*, 4] ([tokens, 4])",
-        ),
-        (
-            "embedding_into",
             {3: narrower},
             "embeds has shape [3, 5], expected [*, 6] ([embeddings, hidden of weight])",
         ),
+    ],
+    "select_tokens_into": [
+        ({2: longer}, "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])"),
+    ],
+    "begin_step_": [
         (
-            "select_tokens_into",
-            {2: longer},
-            "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])",
-        ),
-        (
-            "begin_step_",
             {0: changed(0, narrower)},
             f"tables[0] (row_state) has shape [4, {ROW_COLUMNS - 1}], expected [*, {ROW_COLUMNS}]",
         ),
         (
-            "begin_step_",
             {0: changed(1, longer)},
             "tables[1] (page_table) has shape [5, 3], expected [4, *] ([rows, pages per row])",
         ),
         (
-            "begin_step_",
             {0: changed(2, torch.Tensor.long)},
             "tables[2] (stop_ids) has dtype int64, expected int32",
         ),
         (
-            "begin_step_",
             {0: changed(3, longer)},
             "tables[3] (biases) has shape [5, 4], expected [4, *] ([rows, words of a row])",
         ),
         (
-            "begin_step_",
             {0: changed(3, gapped)},
             "tables[3] (biases) has shape [4, 4] with strides [8, 2], expected a contiguous tensor",
         ),
         (
-            "begin_step_",
             {0: changed(0, lambda table: table[:0])},
             f"tables[0] (row_state) has shape [0, {ROW_COLUMNS}], expected dimension 0 to be at",
         ),
         (
-            "begin_step_",
             {0: lambda tables: tables[:2]},
             "tables has 2 tensors, expected 3 to 8 (kMaxTables): row_state, page_table, stop_ids",
         ),
         (
-            "begin_step_",
             {0: lambda tables: [*tables, *[tables[3].clone() for _ in range(2)]]},
             "tables has 9 tensors, expected 3 to 8 (kMaxTables)",
         ),
         (
-            "begin_step_",
             {0: changed(3, lambda table: table.to("meta"))},
             "tables[3] (biases) is on meta, tables[0] (row_state) is on cpu",
         ),
-        ("publish_", {0: lambda tables: tables[:1]}, "tables has 1 tensors, expected 3 to 8"),
         (
-            "begin_step_",
             {1: torch.zeros(3, dtype=torch.int32)},
             "deltas has shape [3], expected dimension 0 to be at least 4 (the header)",
         ),
-        ("begin_step_", {3: torch.Tensor.long}, "staged_ids has dtype int64, expected int32"),
+        ({3: torch.Tensor.long}, "staged_ids has dtype int64, expected int32"),
+        ({4: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([tokens of staged_ids, 4])"),
+    ],
+    "publish_": [
+        ({0: lambda tables: tables[:1]}, "tables has 1 tensors, expected 3 to 8"),
+        ({1: narrower}, "out_record has shape [3, 4], expected dimension 1 to be at least 5"),
+    ],
+    "rope_append_kv_": [
+        ({12: torch.Tensor.long}, "counts has dtype int64, expected int32"),
+        ({1: narrower}, "k has shape [3, 2, 7], expected [3, 2, 8]"),
+        ({0: narrower}, "q has head_dim 7, expected an even number, 2 to 256"),
         (
-            "begin_step_",
-            {4: longer},
-            "decode_meta has shape [4, 4], expected [3, 4] ([tokens of staged_ids, 4])",
+            {0: torch.zeros(3, 5, 8)},
+            "q has 5 heads, expected a multiple of the KV heads, which are 2 (dimension 2 of",
         ),
-        ("rope_append_kv_", {12: torch.Tensor.long}, "counts has dtype int64, expected int32"),
+        ({0: torch.zeros(3, 4, 258)}, "q has head_dim 258, expected an even number, 2 to 256"),
         (
-            "paged_attention_into",
+            {4: torch.Tensor.half},
+            "v_cache has dtype float16, expected float32, the dtype of k_cache",
+        ),
+        ({6: torch.Tensor.long}, "page_table has dtype int64, expected int32"),
+        ({7: torch.Tensor.double}, "cos has dtype float64, expected float32"),
+        ({8: longer}, "sin has shape [9, 8], expected [8, 8] (the shape of cos)"),
+        ({9: narrower}, "q_norm has shape [7], expected [8] ([head_dim of q])"),
+    ],
+    "paged_attention_into": [
+        (
             {9: lambda counts: counts[:0]},
             "counts has shape [0], expected dimension 0 to be at least 1 (the number of decode",
         ),
         (
-            "fused_attention_decode_into",
+            {2: BHLD, 3: BHLD},
+            (
+                "q has 4 heads, expected a multiple of the KV heads, which are 7 (dimension 2 of "
+                "k_cache; a [B,"
+            ),
+        ),
+        ({4: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([tokens of q, 4])"),
+        (
+            {2: lambda k: k[:, :0], 3: lambda v: v[:, :0]},
+            "k_cache has shape [9, 0, 2, 8], expected dimension 1",
+        ),
+        ({7: float("inf")}, "scale is inf, expected a finite number"),
+    ],
+    "fused_attention_decode_into": [
+        (
             {17: lambda counts: counts[None]},
             "counts has shape [1, 3], expected 1 dimension [decode tokens]",
         ),
         (
-            "fused_attention_decode_into",
             {17: lambda counts: gapped(counts)},
             "counts has shape [3] with strides [2], expected a contiguous tensor",
         ),
-        ("carry_over_ids_", {2: longer}, "idx has shape [4], expected [3] ([n of next])"),
-        ("carry_over_ids_", {1: torch.Tensor.float}, "prev has dtype float32, expected int32"),
+        ({3: longer}, "v has shape [4, 2, 8], expected [3, 2, 8] (the shape of k)"),
         (
-            "decode_meta_set_",
-            {2: narrower},
-            "positions has shape [2], expected [3] ([tokens of decode_meta])",
-        ),
-        (
-            "publish_",
-            {1: narrower},
-            "out_record has shape [3, 4], expected dimension 1 to be at least 5",
-        ),
-        (
-            "apply_token_mask_",
-            {1: narrower},
-            "mask has shape [3, 1], expected dimension 1 to be at least 2",
-        ),
-        (
-            "apply_token_mask_",
-            {2: narrower},
-            "mask_keys has shape [3, 2], expected [3, 3] ([segments, (row, position, place)])",
-        ),
-        ("apply_token_mask_", {5: longer}, "row_errors has shape [4], expected [3] ([segments])"),
-        ("sample_into", {0: torch.Tensor.long}, "out has dtype int64, expected int32"),
-        (
-            "sample_into",
-            {1: torch.zeros(3, 0)},
-            "logits has shape [3, 0], expected dimension 1 to be at least 1",
-        ),
-        ("rope_append_kv_", {1: narrower}, "k has shape [3, 2, 7], expected [3, 2, 8]"),
-        ("rope_append_kv_", {0: narrower}, "q has head_dim 7, expected an even number, 2 to 256"),
-        (
-            "rope_append_kv_",
-            {0: torch.zeros(3, 5, 8)},
-            "q has 5 heads, expected a multiple of the KV heads, which are 2 (dimension 2 of",
-        ),
-        (
-            "paged_attention_into",
-            {2: BHLD, 3: BHLD},
-            "q has 4 heads, expected a multiple of the KV heads, which are 7 (dimension 2 of "
-            "k_cache; a [B,",
-        ),
-        (
-            "rope_append_kv_",
-            {0: torch.zeros(3, 4, 258)},
-            "q has head_dim 258, expected an even number, 2 to 256",
-        ),
-        (
-            "rope_append_kv_",
-            {4: torch.Tensor.half},
-            "v_cache has dtype float16, expected float32, the dtype of k_cache",
-        ),
-        ("rope_append_kv_", {6: torch.Tensor.long}, "page_table has dtype int64, expected int32"),
-        ("rope_append_kv_", {7: torch.Tensor.double}, "cos has dtype float64, expected float32"),
-        (
-            "rope_append_kv_",
-            {8: longer},
-            "sin has shape [9, 8], expected [8, 8] (the shape of cos)",
-        ),
-        ("rope_append_kv_", {9: narrower}, "q_norm has shape [7], expected [8] ([head_dim of q])"),
-        (
-            "paged_attention_into",
-            {4: longer},
-            "decode_meta has shape [4, 4], expected [3, 4] ([tokens of q, 4])",
-        ),
-        (
-            "paged_attention_into",
-            {2: lambda k: k[:, :0], 3: lambda v: v[:, :0]},
-            "k_cache has shape [9, 0, 2, 8], expected dimension 1",
-        ),
-        ("paged_attention_into", {7: float("inf")}, "scale is inf, expected a finite number"),
-        (
-            "fused_attention_decode_into",
-            {3: longer},
-            "v has shape [4, 2, 8], expected [3, 2, 8] (the shape of k)",
-        ),
-        (
-            "fused_attention_decode_into",
             {14: None},
             "workspace is not given, expected float32 zeros [8192] or more (attention_workspace",
         ),
-        (
-            "fused_attention_decode_into",
-            {14: narrower},
-            "workspace has shape [8191], expected dimension 0 to be at least 8192",
-        ),
-        (
-            "fused_attention_decode_into",
-            {14: torch.Tensor.half},
-            "workspace has dtype float16, expected float32",
-        ),
-        (
-            "fused_attention_decode_into",
-            {14: gapped},
-            "workspace has shape [8192] with strides [2], expected a contiguous tensor",
-        ),
+        ({14: narrower}, "workspace has shape [8191], expected dimension 0 to be at least 8192"),
+        ({14: torch.Tensor.half}, "workspace has dtype float16, expected float32"),
+        ({14: gapped}, "workspace has shape [8192] with strides [2], expected a contiguous tensor"),
     ],
+    "carry_over_ids_": [
+        ({2: longer}, "idx has shape [4], expected [3] ([n of next])"),
+        ({1: torch.Tensor.float}, "prev has dtype float32, expected int32"),
+    ],
+    "decode_meta_set_": [
+        ({2: narrower}, "positions has shape [2], expected [3] ([tokens of decode_meta])"),
+    ],
+    "apply_token_mask_": [
+        ({1: narrower}, "mask has shape [3, 1], expected dimension 1 to be at least 2"),
+        (
+            {2: narrower},
+            "mask_keys has shape [3, 2], expected [3, 3] ([segments, (row, position, place)])",
+        ),
+        ({5: longer}, "row_errors has shape [4], expected [3] ([segments])"),
+    ],
+    "sample_into": [
+        ({0: torch.Tensor.long}, "out has dtype int64, expected int32"),
+        ({1: torch.zeros(3, 0)}, "logits has shape [3, 0], expected dimension 1 to be at least 1"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [(name, *case) for name, cases in WRONG.items() for case in cases],
 )
 def test_message(name: str, changes: dict[int, Any], message: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{name}: {re.escape(message)}"):
@@ -760,30 +625,29 @@ def test_an_epsilon_beyond_float32_is_refused(eps: float) -> None:
         ops.norm_linear(torch.ones(2, 8), torch.ones(8), eps, torch.ones(3, 8))
 
 
-@pytest.mark.parametrize("name", ["norm_linear_into", "norm_swiglu_into"])
-@pytest.mark.parametrize(("place", "argument"), [(0, "out"), (1, "x"), (2, "norm_weight")])
-def test_a_linear_has_its_workspace_apart(name: str, place: int, argument: str) -> None:
-    def within(other: torch.Tensor) -> torch.Tensor:
-        memory = torch.zeros(64)
-        arguments[9] = memory[: arguments[9].numel()]
-        return memory[1 : 1 + other.numel()].view(other.shape)
-
+@pytest.mark.parametrize(
+    ("name", "workspace", "place", "argument"),
+    [
+        *(
+            (name, 9, place, argument)
+            for name in ("norm_linear_into", "norm_swiglu_into")
+            for place, argument in ((0, "out"), (1, "x"), (2, "norm_weight"))
+        ),
+        *(
+            ("linear_norm_into", 10, place, argument)
+            for place, argument in ((0, "out"), (1, "residual"), (2, "x"), (4, "norm_weight"))
+        ),
+    ],
+)
+def test_a_linear_has_its_workspace_apart(
+    name: str, workspace: int, place: int, argument: str
+) -> None:
     arguments = list(CASES[name]("cpu", TOKENS))
-    arguments[place] = within(arguments[place])
+    memory, other = torch.zeros(64), arguments[place]
+    arguments[workspace] = memory[: arguments[workspace].numel()]
+    arguments[place] = memory[1 : 1 + other.numel()].view(other.shape)
     with pytest.raises(RuntimeError, match=f"^{name}: workspace shares memory with {argument}"):
         overload(name)(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("place", "argument"), [(0, "out"), (1, "residual"), (2, "x"), (4, "norm_weight")]
-)
-def test_linear_norm_has_its_workspace_apart(place: int, argument: str) -> None:
-    arguments = list(CASES["linear_norm_into"]("cpu", TOKENS))
-    memory, other = torch.zeros(64), arguments[place]
-    arguments[10] = memory[: arguments[10].numel()]
-    arguments[place] = memory[1 : 1 + other.numel()].view(other.shape)
-    with pytest.raises(RuntimeError, match=f"workspace shares memory with {argument}"):
-        overload("linear_norm_into")(*arguments)
 
 
 def test_linear_norm_has_its_output_apart_from_the_residual() -> None:

@@ -22,8 +22,8 @@ from tests.ops.caches import (
     rotary_tables,
     tokens_and_segments,
 )
-from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
-from tests.ops.test_attention import qkv
+from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned
+from tests.ops.test_attention import GARBAGE_TOKENS, qk_norms, qkv
 from tests.ops.test_chunk_attention import set_sms
 
 BF16 = torch.bfloat16
@@ -51,6 +51,7 @@ class Decode:
         num_tokens: Tensor | None = None,
         hopper: bool = True,
         workspace: Tensor | None = None,
+        out: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
         """The output of these tokens, or of all; `options` of the op besides."""
@@ -60,22 +61,11 @@ class Decode:
         )
         workspace = workspace_of(q, self.cache) if workspace is None else workspace
         # last: decode_meta is not written by the kernel right before the op
-        out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
+        if out is None:
+            out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
         ops.fused_attention_decode_into(
-            *(
-                out,
-                q,
-                k,
-                v,
-                self.cache.k,
-                self.cache.v,
-                meta,
-                self.cache.page_table,
-                *self.tables,
-                self.scale,
-                *self.norms,
-            ),
-            *(1e-6, workspace, hopper),
+            *(out, q, k, v, self.cache.k, self.cache.v, meta, self.cache.page_table),
+            *(*self.tables, self.scale, *self.norms, 1e-6, workspace, hopper),
             **options,
         )
         return out
@@ -85,18 +75,8 @@ class Decode:
         in the cache; and that cache.
         """
         cache, q = self.cache.clone(), self.q.clone()
-        parts = (
-            q,
-            self.k,
-            self.v,
-            cache.k,
-            cache.v,
-            self.meta,
-            cache.page_table,
-            *self.tables,
-            *self.norms,
-        )
-        ops.rope_append_kv_(*parts)
+        parts = q, self.k, self.v, cache.k, cache.v, self.meta, cache.page_table
+        ops.rope_append_kv_(*parts, *self.tables, *self.norms)
         exact = cache.double()
         segments = self.meta.new_empty(0, 4)
         return reference.paged_attention(
@@ -140,21 +120,9 @@ def decode(
     q, k, v = qkv(len(lengths), q_heads, kv_heads, head_dim, dtype, device)
     if contiguous:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    norms = (
-        [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)]
-        if normed
-        else [None, None]
-    )
-    return Decode(
-        q,
-        k,
-        v,
-        cache,
-        meta,
-        rotary_tables(longest, head_dim, device),
-        (norms[0], norms[1]),
-        head_dim**-0.5,
-    )
+    tables, norms = rotary_tables(longest, head_dim, device), qk_norms(head_dim, dtype, device)
+    norms = norms if normed else (None, None)
+    return Decode(q, k, v, cache, meta, tables, norms, head_dim**-0.5)
 
 
 def check(step: Decode, workspace: Tensor | None = None) -> None:
@@ -177,16 +145,8 @@ def check(step: Decode, workspace: Tensor | None = None) -> None:
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_fast_decode_is_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
     kv_heads = 2 if group < 8 else 1
-    check(
-        decode(
-            device,
-            [1, 2, 17, 0, 65, 130],
-            group * kv_heads,
-            kv_heads,
-            head_dim,
-            normed=group % 2 == 0,
-        )
-    )
+    lengths, q_heads = [1, 2, 17, 0, 65, 130], group * kv_heads
+    check(decode(device, lengths, q_heads, kv_heads, head_dim, normed=group % 2 == 0))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +180,7 @@ def test_fast_decode_of_a_very_long_context(
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(2, 2, 64), (2, 2, 128)])
 @pytest.mark.parametrize("sms", [3, 7])
-def test_fast_decode_of_splits_of_any_number_of_units(
+def test_fast_decode_of_splits_of_any_number_of_work_items(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
     sms: int,
@@ -228,16 +188,11 @@ def test_fast_decode_of_splits_of_any_number_of_units(
     kv_heads: int,
     head_dim: int,
 ) -> None:
-    """Splits of up to two units with heads of 64 and four with 128; tokens end within a unit, at
-    its end and behind it, in any share.
+    """Splits of up to two work items with heads of 64 and four with 128; tokens end within a work
+    item, at its end and behind it, in any CTA range.
     """
-    step = decode(
-        device,
-        [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 5],
-        q_heads,
-        kv_heads,
-        head_dim,
-    )
+    lengths = [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 5]
+    step = decode(device, lengths, q_heads, kv_heads, head_dim)
     check(step)
     together = step.run()
     set_sms(monkeypatch, device, sms)
@@ -260,19 +215,7 @@ def test_fast_decode_writes_strided_outputs_and_nothing_between(
 ) -> None:
     step = decode(device, [5, 100, 0], 6, 2, 64, contiguous=contiguous)
     buffer = poisoned(3, 6, 96, dtype=BF16, device=device)
-    ops.fused_attention_decode_into(
-        *(
-            buffer[:, :, 8:72],
-            step.q,
-            step.k,
-            step.v,
-            step.cache.k,
-            step.cache.v,
-            step.meta,
-            step.cache.page_table,
-        ),
-        *(*step.tables, step.scale, None, None, 1e-6, workspace_of(step.q, step.cache), True),
-    )
+    step.run(out=buffer[:, :, 8:72])
     assert_same_bits(buffer[:, :, 8:72], step.run())
     assert buffer[:, :, :8].isnan().all()
     assert buffer[:, :, 72:].isnan().all()
@@ -364,17 +307,8 @@ def test_a_token_has_the_same_bits_however_many_blocks_it_meets_in(
     check(step)
     for count in (4, 8, 32, 128):
         set_sms(monkeypatch, device, count)
-        for first, end in (
-            (0, 1),
-            (0, 2),
-            (0, 4),
-            (3, 6),
-            (4, 7),
-            (6, 8),
-            (7, 9),
-            (9, 16),
-            (0, 16),
-        ):
+        ends = (0, 1), (0, 2), (0, 4), (3, 6), (4, 7), (6, 8), (7, 9), (9, 16), (0, 16)
+        for first, end in ends:
             num_tokens = torch.tensor([*range(first, end)])
             assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
@@ -448,7 +382,7 @@ def test_more_tokens_than_an_order_has_room_for(
 
 def many(device: str, kind: str, group: int, seed: int = 0) -> Decode:
     """100 tokens of two KV heads. Contexts are short, one is dead; of kind "long" one is so long
-    that no share of the work has it whole.
+    that no CTA range has it whole.
     """
     lengths = [1 + 53 * i % 130 for i in range(100)]
     lengths[3], lengths[6], lengths[7], lengths[99] = 0, 64, 65, 320
@@ -456,11 +390,7 @@ def many(device: str, kind: str, group: int, seed: int = 0) -> Decode:
         lengths[40] = 2100
     page_size = {"wide pages": 48, "rows": None}.get(kind, 16)
     step = decode(
-        device,
-        lengths,
-        2 * group,
-        2,
-        128,
+        *(device, lengths, 2 * group, 2, 128),
         page_size=page_size or 1,
         paged=page_size is not None,
         normed=group % 2 == 0,
@@ -566,23 +496,12 @@ def test_the_workspace_is_as_large_as_python_says(
 
 def test_fast_needs_a_workspace(device: str) -> None:
     step = decode(device, [1], 4, 2, 64)
-    out = torch.empty_like(step.q)
-    arguments = (
-        out,
-        step.q,
-        step.k,
-        step.v,
-        step.cache.k,
-        step.cache.v,
-        step.meta,
-        step.cache.page_table,
-        *step.tables,
-        step.scale,
-    )
+    cache = step.cache
+    inputs = step.q, step.k, step.v, cache.k, cache.v, step.meta, cache.page_table
+    arguments = torch.empty_like(step.q), *inputs, *step.tables, step.scale
     words = ops.attention_workspace_words(1, 4, 2, 64)
-    with pytest.raises(
-        RuntimeError, match=re.escape(f"workspace is not given, expected float32 zeros [{words}]")
-    ):
+    message = re.escape(f"workspace is not given, expected float32 zeros [{words}]")
+    with pytest.raises(RuntimeError, match=message):
         ops.fused_attention_decode_into(*arguments, hopper=True)
     ops.fused_attention_decode_into(*arguments)
 
@@ -590,17 +509,7 @@ def test_fast_needs_a_workspace(device: str) -> None:
 # --- tokens that cannot be ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "token_index",
-    [
-        [7, 3, 4, 99],
-        [7, 3, 4, -1],
-        [7, 500, 501, 1],
-        [7, -2, 4, 1],
-        [7, 3, -4, 1],
-        [7, 2**31 - 1, 2**31 - 1, 1],
-    ],
-)
+@pytest.mark.parametrize("token_index", GARBAGE_TOKENS)
 @pytest.mark.parametrize("paged", [True, False])
 def test_a_token_that_cannot_be_is_zeros_and_touches_nothing(
     device: str, token_index: list[int], paged: bool
@@ -613,10 +522,8 @@ def test_a_token_that_cannot_be_is_zeros_and_touches_nothing(
     assert_same_bits(out[0], alone[0])
     assert_same_bits(out[1], torch.zeros_like(out[1]))
     page, token = step.cache.place(1, 69)
-    untouched.k[page, token], untouched.v[page, token] = (
-        step.cache.k[page, token],
-        step.cache.v[page, token],
-    )
+    untouched.k[page, token] = step.cache.k[page, token]
+    untouched.v[page, token] = step.cache.v[page, token]
     assert_same_bits(step.cache.k, untouched.k)
     assert_same_bits(step.cache.v, untouched.v)
 
