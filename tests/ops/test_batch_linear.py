@@ -23,8 +23,8 @@ from tests.ops.numeric import (
 )
 
 EPS = 1e-5
-# One slice of columns; outputs that end within a tile and within its eights; parts of the columns
-# that are unequal; more slices than the rings have stages.
+# One K block; outputs that end within a tile and within its eights; parts of the columns
+# that are unequal; more K blocks than the rings have stages.
 SHAPES = [(8, 64), (72, 320), (264, 576), (40, 2240)]
 # At 65 to 128 tokens: tiles of 128 tokens in every op; with more of 64 in one, two CTAs an SM. All
 # sizes of tiles that four models have.

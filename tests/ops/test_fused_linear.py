@@ -26,8 +26,8 @@ EPS = 1e-5
 # (n, k): one element; k of whole packs of 8 but not of 32; k of neither; k of many packs.
 SHAPES = [(1, 1), (7, 40), (100, 577), (100, 576)]
 # For the Hopper kernels, which want k of whole blocks of 64: n of whole tiles of 16; of one
-# row_tile of 8, whose columns two blocks share; of an odd number of row_tiles; of no whole
-# row_tiles; of several passes.
+# 8-row tile, whose columns two blocks share; of an odd number of them; of no whole 8-row tiles; of
+# several passes.
 ALIGNED = [(64, 64), (8, 1088), (72, 320), (21, 192), (264, 576)]
 
 # For the groups of tokens: few tiles, which 17 tokens share out; the same where two parts of the
@@ -143,6 +143,16 @@ def assert_same_results(actual: Results, expected: Results) -> None:
         assert_same_bits(one, other)
 
 
+def some_tokens(o: Operands, first: int, end: int) -> Operands:
+    return o._replace(x=o.x[first:end], residual=o.residual[first:end])
+
+
+def in_groups(o: Operands, most: int = 64, hopper: bool = True) -> Results:
+    """Up to `most` tokens at a time."""
+    pieces = [fused(some_tokens(o, i, i + most), hopper) for i in range(0, len(o.x), most)]
+    return Results(*map(torch.cat, zip(*pieces, strict=True)))
+
+
 @pytest.mark.emulated_once(dtype=NOT_BFLOAT16)
 @pytest.mark.emulated_later
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -203,11 +213,7 @@ def test_a_token_has_the_same_bits_in_every_batch_and_every_run(
     o = operands(64, n, k, dtype, device)
     together = fused(o, hopper)
     for size in (1, 2, 3, 5, 9, 33):
-        pieces = [
-            fused(o._replace(x=o.x[i : i + size], residual=o.residual[i : i + size]), hopper)
-            for i in range(0, 64, size)
-        ]
-        assert_same_results(Results(*map(torch.cat, zip(*pieces, strict=True))), together)
+        assert_same_results(in_groups(o, size, hopper), together)
     strangers = torch.where(torch.arange(64, device=device)[:, None] == 9, o.x, -3 * o.x.flip(0))
     for one, other in zip(fused(o._replace(x=strangers), hopper), together, strict=True):
         assert_same_bits(one[9], other[9])
@@ -218,13 +224,10 @@ def test_a_token_has_the_same_bits_in_every_batch_and_every_run(
 @pytest.mark.parametrize(("n", "k"), [(8, 1088), *GROUPED])
 def test_any_number_of_tokens_has_the_bits_of_each_alone(device: str, n: int, k: int) -> None:
     o = operands(64, n, k, torch.bfloat16, device)
-
-    def leading(first: int, end: int) -> Results:
-        return fused(o._replace(x=o.x[first:end], residual=o.residual[first:end]), hopper=True)
-
-    alone = Results(*map(torch.cat, zip(*[leading(i, i + 1) for i in range(64)], strict=True)))
+    alone = in_groups(o, 1)
     for num_tokens in range(2, 65):
-        assert_same_results(leading(0, num_tokens), Results(*(one[:num_tokens] for one in alone)))
+        few = fused(some_tokens(o, 0, num_tokens), hopper=True)
+        assert_same_results(few, Results(*(one[:num_tokens] for one in alone)))
 
 
 @pytest.mark.gpu
@@ -232,11 +235,7 @@ def test_any_number_of_tokens_has_the_bits_of_each_alone(device: str, n: int, k:
 def test_blocks_with_room_for_one_stage_of_weights_have_the_same_bits(n: int, k: int) -> None:
     """On 132 sms, of 17 to 32 tokens; they run the kernels for larger blocks."""
     o = operands(32, n, k, torch.bfloat16, "cuda")
-    pieces = [
-        fused(o._replace(x=o.x[i : i + 8], residual=o.residual[i : i + 8]), hopper=True)
-        for i in range(0, 32, 8)
-    ]
-    assert_same_results(fused(o, hopper=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
+    assert_same_results(fused(o, hopper=True), in_groups(o, 8))
 
 
 @pytest.mark.emulated_later(k=(17408,))
@@ -266,7 +265,7 @@ def check_near_and_the_same_in_batches(o: Operands, batches: tuple[int, ...]) ->
     for one, other in zip(together, exact(o), strict=True):
         assert_close(one, other, slack=2)
     for num_tokens in batches:
-        alone = fused(o._replace(x=o.x[:num_tokens], residual=o.residual[:num_tokens]), hopper=True)
+        alone = fused(some_tokens(o, 0, num_tokens), hopper=True)
         assert_same_results(alone, Results(*(one[:num_tokens] for one in together)))
 
 
@@ -297,7 +296,7 @@ def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, num_to
     o = operands(64, 8, 1088, torch.bfloat16, device)
     for column in (0, 543, 544, 600, 1023, 1024, 1087):
         o.x[column % 7, column] = torch.inf
-    first = fused(o._replace(x=o.x[:num_tokens], residual=o.residual[:num_tokens]), hopper=True)
+    first = fused(some_tokens(o, 0, num_tokens), hopper=True)
     for one, other in zip(first, fused(o, hopper=True), strict=True):
         torch.testing.assert_close(one, other[:num_tokens], rtol=0, atol=0, equal_nan=True)
 
@@ -324,11 +323,7 @@ def test_more_tokens_than_a_launch_takes_have_the_bits_of_fewer_at_any_counts(
     device: str, num_tokens: int, n: int, k: int
 ) -> None:
     o = operands(num_tokens, n, k, torch.bfloat16, device)
-    pieces = [
-        fused(o._replace(x=o.x[i : i + 33], residual=o.residual[i : i + 33]), hopper=True)
-        for i in range(0, num_tokens, 33)
-    ]
-    fewer = Results(*map(torch.cat, zip(*pieces, strict=True)))
+    fewer = in_groups(o, 33)
     assert_same_results(fused(o, hopper=True), fewer)
     for counts in (-(2**31), 0, 37, 64, 65, 99, 128, 129, 2**31 - 1):
         assert_leading_tokens_only(
@@ -342,24 +337,15 @@ def workspace_for(o: Operands) -> Tensor:
     return torch.full((words,), torch.nan, device=o.x.device)
 
 
-def in_groups(o: Operands, most: int = 64) -> Results:
-    """The Hopper kernels for up to `most` tokens, group by group."""
-    pieces = [
-        fused(o._replace(x=o.x[i : i + most], residual=o.residual[i : i + most]), hopper=True)
-        for i in range(0, len(o.x), most)
-    ]
-    return Results(*map(torch.cat, zip(*pieces, strict=True)))
-
-
-# Tiles that end within the weight and beyond it; an n of odd columns; few columns of a slice and
+# Tiles that end within the weight and beyond it; an n of odd columns; few columns of a K block and
 # none; two parts of the columns, of which the second is short.
-TALL = [(72, 320), (21, 192), (264, 576), (8, 1088), (120, 1088), (200, 64)]
+MANY_TOKENS = [(72, 320), (21, 192), (264, 576), (8, 1088), (120, 1088), (200, 64)]
 
 
 @pytest.mark.uneven
 @pytest.mark.emulated_later
 @pytest.mark.parametrize("num_tokens", [65, 128, 129, 200, 300])
-@pytest.mark.parametrize(("n", "k"), TALL)
+@pytest.mark.parametrize(("n", "k"), MANY_TOKENS)
 def test_many_tokens_have_the_bits_of_few(device: str, num_tokens: int, n: int, k: int) -> None:
     o = operands(num_tokens, n, k, torch.bfloat16, device, with_bias=n % 16 != 0)
     few = in_groups(o)
