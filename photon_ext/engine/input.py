@@ -172,14 +172,14 @@ class InputProcessor:
         make_text = self._text if objects is None else TextReader
         told = constraint_on, objects, params.include_stop
         request = Request(self.queue, make_text, len(ids), text, *told)
-        watched = constraint is not None or text is not None
+        host_checked = constraint is not None or text is not None
         own_limit = "max_new_tokens" if objects is None else "max_objects"
         limit = "max_len" if cap < params.max_new_tokens else own_limit
         adapter, salt = self.adapters.find(options.lora), options.cache_salt
         root = salt if adapter is None else (salt, adapter.key)
         standing = options.priority, options.deadline
         sequence = Sequence(
-            admission, constraint, request, watched, limit, root, *standing, adapter
+            admission, constraint, request, host_checked, limit, root, *standing, adapter
         )
         sequence.automaton = automaton
         sequence.embeds = None if embeds is None else embeds.rows

@@ -47,7 +47,7 @@ _NONE: dict[int, list[TokenLogprobs]] = {}
 
 
 class Delivery(NamedTuple):
-    """What `deliver` has to show: tokens of a watched sequence, or an end with its tokens."""
+    """What `deliver` has to show: tokens of a host-checked sequence, or an end with its tokens."""
 
     sequence: Sequence[Request]
     tokens: tuple[int, ...]
@@ -134,7 +134,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         seen = probe.active is not None  # a look that nobody asks for takes a microsecond
-        probe.begin(Phase.HOLD if seen and self._has_work() else Phase.COLLECT)
+        probe.begin(Phase.DELAY if seen and self._has_work() else Phase.COLLECT)
         arrivals = self._queue.collect(self._rest_s)
         probe.end()
         for sequence in arrivals.submitted:
@@ -251,15 +251,15 @@ class EngineLoop:
             self._fresh = result
 
     def _take(self, sequence: Sequence[Request], event: RowEvent) -> None:
-        """An end, first tokens, or tokens of a watched sequence."""
-        if sequence.watched:
-            self._take_watched(sequence, event)
+        """An end, first tokens, or tokens of a host-checked sequence."""
+        if sequence.host_checked:
+            self._take_host_checked(sequence, event)
         elif event.finish is not None:
             self._end(sequence, _verdict(sequence, event, event.finish), event.tokens)
         else:
             self._tell_listeners(sequence.sink, len(event.tokens))
 
-    def _take_watched(self, sequence: Sequence[Request], event: RowEvent) -> None:
+    def _take_host_checked(self, sequence: Sequence[Request], event: RowEvent) -> None:
         """Its tokens one by one: it may end before the last of them, and the device's verdict is
         that on the last.
         """
@@ -292,14 +292,14 @@ class EngineLoop:
             request = delivery.sequence.sink
             if request.done:  # by a stop string, or a fault
                 continue
-            known = request.settled
+            known = request.materialized
             try:
                 self._show(delivery)
             except BaseException as error:
                 # no text for these tokens (tokenizers panic with a BaseException)
                 fault = f"the text could not be made: {describe(error)}"
                 self._end_now(delivery.sequence, End(FinishReason.ERROR, error=fault))
-            self._tell_listeners(request, request.settled - known)
+            self._tell_listeners(request, request.materialized - known)
             if request.done:
                 ended.append(request)
         if self._fresh is not None:
@@ -322,22 +322,22 @@ class EngineLoop:
     def _tell_listeners(self, request: Request, count: int) -> None:
         """The latest tokens of a request, which are in no log: with the step's output."""
         if self.listeners and count:
-            begin = request.settled - count
+            begin = request.materialized - count
             tokens, logprobs = self._told.setdefault(request.id, ToldTokens([], []))
             tokens += request.tokens_from(begin)
-            logprobs += request.logprobs[begin : request.settled]
+            logprobs += request.logprobs[begin : request.materialized]
 
     def _tell(self, ended: Iterable[Request]) -> None:
         """One hand-over per step to whoever listens."""
         result = StepResult() if self._fresh is None else self._fresh
         log, told = self._scheduler.log, self._told
-        if result.even and not (log.watched or told or ended):  # as nearly always
+        if result.even and not (log.host_checked or told or ended):  # as nearly always
             logprobs = _logprobs(result, log.ids, ()) if result.logprobs else _NONE
             self._call_listeners(self._columns.even(log.ids, result.tokens[0], logprobs))
             return
         self._told = {}
         ids = log.ids if result.rows else array("q")
-        apart = {place for place in (*result.events, *log.watched) if place < len(ids)}
+        apart = {place for place in (*result.events, *log.host_checked) if place < len(ids)}
         ends = [EndedRequest.of(one.id, one.end) for one in ended if one.end is not None]
         logprobs = _logprobs(result, ids, apart)
         output = self._columns.uneven(ids, result.tokens, apart, told, logprobs, ends)

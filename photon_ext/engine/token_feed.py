@@ -74,11 +74,11 @@ class TokenFeed:
         """See TokenSink."""
         self.prompt_logprobs.extend(found)
 
-    def follow(self, log: Sequence[array[int]], column: int) -> None:
+    def attach(self, log: Sequence[array[int]], column: int) -> None:
         """From here on the tokens are those of a place in this log."""
         self._place = _Place(len(self._tokens), log, column, len(log))
 
-    def settle(self) -> None:
+    def materialize(self) -> None:
         """Takes over what the log has of it; what comes there later is not its own."""
         _, log, column, start, end = self._place
         if log is not _NO_LOG:
@@ -98,7 +98,7 @@ class TokenFeed:
                 FinishReason.STOP,
             ):
                 end = replace(end, reason=FinishReason.STOP, stop_reason=self.text.found)
-        self.settle()
+        self.materialize()
         for token in tokens:
             self._append(token)
         self._place = _Place(len(self._tokens), end=end)  # the tokens and the end at once
@@ -109,7 +109,7 @@ class TokenFeed:
         self._tokens.append(token)
 
     @property
-    def settled(self) -> int:
+    def materialized(self) -> int:
         """How many tokens it has, without those that are in a log."""
         return len(self._tokens)
 
@@ -133,7 +133,7 @@ class TokenFeed:
             tokens = [] if same else self._tokens[seen.tokens : place.own]
             begin = seen.entry if same else place.start
             behind = place.log[begin:]
-            # the log goes on with tokens of others, but not before the request has settled
+            # the log goes on with tokens of others, but not before `materialize`
             if self._place is place:
                 tokens += [token for step in behind if (token := step[place.column]) >= 0]
                 cursor = Cursor(seen.tokens + len(tokens), place, begin + len(behind))

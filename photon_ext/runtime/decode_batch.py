@@ -64,7 +64,7 @@ class DecodeBatch:
         leaving = [row for row in left - others if row.epoch is self.epoch]
         joining = [row for row in others if row.epoch is not self.epoch]
         if self.epoch.rows - len(leaving) + len(joining) != len(rows):
-            raise _misfit(rows)
+            raise _refusal(rows)
         self.rows = rows
         self._copy(old, bucket)
         self._fill(changed)
@@ -108,7 +108,7 @@ class DecodeBatch:
             row = self.rows[column]
             left = row.steps_left
             if left < 1 or not row.wants_decode:
-                raise _misfit(self.rows)
+                raise _refusal(self.rows)
             self.indices[column], self.generations[column] = row.index, row.generation
             self.limits[column], self.features[column] = left + launched, features_of(row)
             begin = column * SEGMENT_COLUMNS
@@ -163,7 +163,7 @@ def _has_logprobs(row: Row) -> bool:
     return row.params.logprobs is not None
 
 
-def _misfit(rows: tuple[Row, ...]) -> PipelineError:
+def _refusal(rows: tuple[Row, ...]) -> PipelineError:
     """Says which of the rows cannot decode, and why."""
     if len(set(rows)) < len(rows):
         return PipelineError("a plan names a row twice; a step has it once")

@@ -25,7 +25,7 @@ class Phase(Enum):
     MASK = "mask"
     FINALIZE = "finalize"
     DELIVER = "deliver"
-    HOLD = "hold"  # takes new requests, for as long as a launch is delayed
+    DELAY = "delay"  # takes new requests, for as long as a launch is delayed
     COLLECT = "collect"  # takes new requests, and sleeps while there is nothing to do
 
 

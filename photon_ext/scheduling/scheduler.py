@@ -229,16 +229,16 @@ class Scheduler(Generic[Sink]):
             self._unqueue(sequence)
         self.registry.remove(sequence)
         sequence.ended, sequence.embeds = True, None
-        if not sequence.watched:
-            sequence.sink.settle()
+        if not sequence.host_checked:
+            sequence.sink.materialize()
 
     def release(self, row: Row) -> None:
         """The row is released: no step in flight uses its pages. A sequence that has not ended was
         preempted, and waits again.
         """
         sequence = self._in_rows.pop(row)
-        if not sequence.watched:
-            sequence.sink.settle()
+        if not sequence.host_checked:
+            sequence.sink.materialize()
         self._pager.release(sequence, row)
         self._release_automaton(sequence)
         if sequence.adapter is not None:
@@ -256,14 +256,14 @@ class Scheduler(Generic[Sink]):
 
     def forget_batch(self) -> None:
         """While no row is in use, the log keeps no request that ran last."""
-        self.log.follow((), self._in_rows.__getitem__)
+        self.log.attach((), self._in_rows.__getitem__)
 
     def advance(self, result: StepResult) -> Iterator[tuple[Sequence[Sink], RowEvent]]:
         """Takes the tokens of a step: those of ordinary rows as columns.
 
-        Yields what has to be looked at: ends and first tokens, and all tokens of watched sequences,
-        but none that is repeated. Tokens of watched sequences, and of ends, are not told to the
-        request yet.
+        Yields what has to be looked at: ends and first tokens, and all tokens of host-checked
+        sequences, but none that is repeated. Tokens of host-checked sequences, and of ends, are not
+        told to the request yet.
         """
         log = self.log
         for row, found in result.logprobs.items():  # before their tokens, which readers may see
@@ -276,19 +276,19 @@ class Scheduler(Generic[Sink]):
             # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
-            log.follow(result.rows, self._in_rows.__getitem__)
-        for column in log.watched if result.rows else ():
+            log.attach(result.rows, self._in_rows.__getitem__)
+        for column in log.host_checked if result.rows else ():
             tokens = () if column in result.events else result.tokens_of(column)
             if tokens:
                 event = RowEvent(result.rows[column], tokens, None)
                 yield from self._seen(log.sequences[column], event)
         for event in result.events.values():
             sequence = self._in_rows[event.row]
-            if not sequence.watched and not sequence.repeats:
-                sequence.sink.settle()
+            if not sequence.host_checked and not sequence.repeats:
+                sequence.sink.materialize()
             yield from self._seen(sequence, event)
         if result.rows:
-            log.steps.extend(result.tokens)  # what ends here has settled before
+            log.steps.extend(result.tokens)  # what ends here was materialized before
 
     def _seen(
         self, sequence: Sequence[Sink], event: RowEvent
@@ -304,6 +304,6 @@ class Scheduler(Generic[Sink]):
             event = event._replace(tokens=event.tokens[count:])
             if not event.tokens and event.finish is None:
                 return
-        if not sequence.watched and event.finish is None:
+        if not sequence.host_checked and event.finish is None:
             sequence.sink.add(event.tokens)
         yield sequence, event

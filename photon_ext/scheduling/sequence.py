@@ -50,8 +50,8 @@ class Sequence(Generic[Sink]):
     Attributes:
         admission: what its row is run with; after a preemption, the rest of it.
         sink: where its tokens go, the caller's side.
-        watched: each token is handled by itself, for a constraint or for stop strings; else tokens
-            stay in columns.
+        host_checked: each token is handled by itself, for a constraint or for stop strings; else
+            tokens stay in columns.
         limit: what its length cap is: "max_new_tokens", "max_objects", or "max_len" where the
             context leaves less.
         embeds: [n, hidden], in host memory: those of its prompt, in order; None once it has ended.
@@ -74,7 +74,7 @@ class Sequence(Generic[Sink]):
     admission: Admission
     constraint: Constraint | None
     sink: Sink
-    watched: bool = False
+    host_checked: bool = False
     limit: str = "max_new_tokens"
     root: Hashable = None
     priority: int = 0
@@ -90,7 +90,7 @@ class Sequence(Generic[Sink]):
     ended: bool = False
     preemptions: int = 0
     _asked: Admission = field(init=False, repr=False)
-    _watched_tokens: list[int] = field(default_factory=list, init=False, repr=False)
+    _checked_tokens: list[int] = field(default_factory=list, init=False, repr=False)
     _repeated: deque[int] = field(default_factory=deque, init=False, repr=False)
     _scored: int = field(default=0, init=False, repr=False)
 
@@ -136,8 +136,8 @@ class Sequence(Generic[Sink]):
         """What is committed of its answer, from token `begin` on, but for the last token of one
         that ends with it.
         """
-        if self.watched:
-            return self._watched_tokens[begin:]
+        if self.host_checked:
+            return self._checked_tokens[begin:]
         return self.sink.tokens_from(begin)
 
     def whole_content(self) -> bytes:
@@ -227,13 +227,13 @@ class Sequence(Generic[Sink]):
             self.constraint.fill_bitmask(words)
 
     def advance(self, token: int, verdict: FinishReason | None) -> FinishReason | None:
-        """Takes a token of a watched sequence and the device's verdict to the constraint, which may
-        raise anything.
+        """Takes a token of a host-checked sequence, and the device's verdict, to the constraint,
+        which may raise anything.
 
         Returns why the sequence ends with this token, or None. A finished constraint counts before
         the length cap.
         """
-        self._watched_tokens.append(token)
+        self._checked_tokens.append(token)
         if self.constraint is not None and verdict is not FinishReason.STOP:
             self.constraint.advance(token)
             if is_finished(self.constraint):

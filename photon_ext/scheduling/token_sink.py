@@ -10,8 +10,8 @@ from photon_ext.runtime import TokenLogprobs
 
 
 class TokenSink(Protocol):
-    """Takes tokens one after the other (`add`), or finds its own in a column of the log (`follow`,
-    `settle`). Called by the engine thread alone.
+    """Takes tokens one after the other (`add`), or finds its own in a column of the log (`attach`,
+    `materialize`). Called by the engine thread alone.
 
     Attributes:
         id: the request's, larger than those of all requests that came before to the engine.
@@ -30,10 +30,10 @@ class TokenSink(Protocol):
     def add_prompt_logprobs(self, found: Sequence[TokenLogprobs]) -> None:
         """Those of the next tokens of its prompt."""
 
-    def follow(self, log: Sequence[array[int]], column: int) -> None:
+    def attach(self, log: Sequence[array[int]], column: int) -> None:
         """From here on its tokens are what is not negative in a column of this log."""
 
-    def settle(self) -> None:
+    def materialize(self) -> None:
         """Takes over what the log has of it; what comes there later is not its own."""
 
     def tokens_from(self, begin: int) -> list[int]:

@@ -13,23 +13,10 @@ import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError
-from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.weights import random_weights
 from photon_ext.sampling import SamplingParams, from_callable
+from tests.engine.tiny import CONFIG, WEIGHTS
 
 pytestmark = pytest.mark.usefixtures("collector")
-CONFIG = ModelConfig(
-    family=Family.LLAMA,
-    hidden=32,
-    layers=1,
-    q_heads=2,
-    kv_heads=1,
-    head_dim=16,
-    intermediate=48,
-    vocab=512,
-    tied_embeddings=True,
-)
-WEIGHTS = random_weights(CONFIG, torch.float32)
 
 
 def make(**options: Any) -> Engine:

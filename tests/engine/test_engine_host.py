@@ -11,28 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import EngineDeadError
-from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.weights import random_weights
 from photon_ext.runtime import Runtime
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.tiny import CONFIG, WEIGHTS
 
-CONFIG = ModelConfig(
-    family=Family.LLAMA,
-    hidden=32,
-    layers=1,
-    q_heads=2,
-    kv_heads=1,
-    head_dim=16,
-    intermediate=48,
-    vocab=512,
-    tied_embeddings=True,
-)
-WEIGHTS = random_weights(CONFIG, torch.float32)
 MIB = 2**20
 
 

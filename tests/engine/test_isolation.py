@@ -10,19 +10,17 @@ import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 
 import photon_ext
 from photon_ext.engine import Engine, Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError, describe
-from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.weights import random_weights
 from photon_ext.runtime import Pipeline, Row, RowParams
 from photon_ext.sampling import SamplingParams
 from photon_ext.testing import SimRuntime, ToyForward
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
+from tests.engine.tiny import CONFIG, WEIGHTS
 from tests.forked import run_script
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -347,7 +345,7 @@ import torch
 from photon_ext.engine import Engine
 from photon_ext.errors import EngineDeadError
 from photon_ext.sampling import SamplingParams
-from tests.engine.test_isolation import CONFIG, WEIGHTS
+from tests.engine.tiny import CONFIG, WEIGHTS
 
 torch.set_num_threads(2)
 torch.zeros(3_000_000).cos()  # by two threads: the second is not there after a fork
@@ -390,18 +388,6 @@ reason = running.result().finish_reason
 assert reason in ("length", "stop"), "the child's calls are nothing to the parent"
 print(code, len(engine.generate([[1, 2]], SamplingParams(max_new_tokens=2))[0].token_ids))
 """
-CONFIG = ModelConfig(
-    family=Family.LLAMA,
-    hidden=32,
-    layers=1,
-    q_heads=2,
-    kv_heads=1,
-    head_dim=16,
-    intermediate=48,
-    vocab=512,
-    tied_embeddings=True,
-)
-WEIGHTS = random_weights(CONFIG, torch.float32)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -69,15 +69,15 @@ class ReaderMachine(RuleBasedStateMachine):
             if column not in events:
                 self.told[self.scheduler.sequence_of(row).sink] += given[column]
         for sequence, event in self.scheduler.advance(result):
-            if sequence.watched and event.finish is None:
+            if sequence.host_checked and event.finish is None:
                 sequence.sink.add(event.tokens)
             if event.finish is not None:
                 self.scheduler.finish(sequence)
                 sequence.sink.finish(End(event.finish), event.tokens)
 
-    def join(self, watched: bool) -> Row:
+    def join(self, host_checked: bool) -> Row:
         admission = Admission((1, 2), RowParams(max_new_tokens=8))
-        sequence = Sequence(admission, None, Request(self.queue), watched)
+        sequence = Sequence(admission, None, Request(self.queue), host_checked)
         self.scheduler.registry.add([sequence])
         self.scheduler.add(sequence)
         grant = self.scheduler.schedule(sequence)
@@ -94,10 +94,10 @@ class ReaderMachine(RuleBasedStateMachine):
         error = "out of order" if finish is FinishReason.ERROR else None
         return RowEvent(row, tokens, finish, error)
 
-    @rule(watched=st.booleans(), mixed=st.booleans(), data=st.data())
-    def prefill(self, watched: bool, mixed: bool, data: st.DataObject) -> None:
+    @rule(host_checked=st.booleans(), mixed=st.booleans(), data=st.data())
+    def prefill(self, host_checked: bool, mixed: bool, data: st.DataObject) -> None:
         """A prompt ends, alone or in a mixed step; its row decodes from the next step on."""
-        row = self.join(watched)
+        row = self.join(host_checked)
         tokens = data.draw(tokens_of(self.decode)) if mixed else []
         finish = data.draw(st.none() | REASONS)
         event = self.event(row, (data.draw(st.integers(0, 99)),), finish)
@@ -181,14 +181,14 @@ def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() ->
         def __getitem__(self, key: Any) -> Any:
             if reading:
                 reading.clear()
-                request.settle()
+                request.materialize()
                 self.append(array("i", [99]))
             return super().__getitem__(key)
 
     reading: list[bool] = []
     request, log = Request(RequestQueue()), Overtaken()
     request.add([5])
-    request.follow(log, 0)
+    request.attach(log, 0)
     log.append(array("i", [6]))
     reading.append(True)
     assert request.tokens_from(0) == [5, 6]
@@ -221,8 +221,8 @@ def test_a_reader_that_comes_while_another_leaves_is_woken() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_readers_in_threads_see_every_token_in_order_while_batches_change(depth: int) -> None:
-    """Ordinary and watched requests in one batch, of many lengths, some cancelled; readers start
-    with them, in the middle, and after the end.
+    """Ordinary and host-checked requests in one batch, of many lengths, some cancelled; readers
+    start with them, in the middle, and after the end.
     """
     params = [
         SamplingParams(20),

@@ -58,7 +58,7 @@ class Cause(Enum):
     SYNC = "synchronizing call"
     PAGEABLE = "pageable copy"
     ALLOCATION = "allocation"
-    HOLD = "held launch"
+    DELAY = "delayed launch"
     COLLECT = "requests"
     CALLER = "other code of the host"
     DESCHEDULED = "descheduled"  # the system had taken the host stream's thread off the CPU
@@ -74,7 +74,7 @@ _PHASES = {
     Phase.MASK: Cause.MASK,
     Phase.FINALIZE: Cause.LAUNCH,
     Phase.DELIVER: Cause.DELIVER,
-    Phase.HOLD: Cause.HOLD,
+    Phase.DELAY: Cause.DELAY,
     Phase.COLLECT: Cause.COLLECT,
 }
 _CALLS = {

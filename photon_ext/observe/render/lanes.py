@@ -27,7 +27,7 @@ LEGEND = {
         "mask": "#AA4499",
         "finalize": "#E69F00",
         "deliver": "#117733",
-        "hold": "#CC6677",
+        "delay": "#CC6677",
         "collect": "#DDCC77",
         "torch op": "#999999",
     },
