@@ -238,7 +238,7 @@ def test_threads_may_serve_while_timelines_come_and_go() -> None:
 def test_off_nothing_of_it_is_imported() -> None:
     program = """
 import sys
-import photon_ext.engine, photon_ext.cli
+import photon_ext.engine.engine, photon_ext.cli
 names = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
 print(names, "matplotlib" in sys.modules, "prometheus_client" in sys.modules)
 """
