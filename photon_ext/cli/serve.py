@@ -25,6 +25,7 @@ from photon_ext.serve.supervisor import EngineSettings, HttpSettings, Supervisor
 
 API_KEYS = "PHOTON_API_KEY"
 PACKAGES = ("msgspec", "uvicorn", "httptools", "fastapi", "pydantic")
+MAX_WAITING = 512  # unless --max-waiting says otherwise: a server's queue has an end
 _BACKLOG = 2048
 
 
@@ -67,6 +68,7 @@ def _run_in_process(
 def _engine_settings(arguments: argparse.Namespace) -> EngineSettings:
     options = engine_options(arguments)
     options |= {"device": arguments.device, "dtype": arguments.dtype}
+    options.setdefault("max_waiting", MAX_WAITING)
     adapters = dict(map(_named_path, arguments.lora))
     if adapters or arguments.lora_dir is not None:
         options.setdefault("lora_slots", max(len(adapters), 1))

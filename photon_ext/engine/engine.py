@@ -513,6 +513,11 @@ class Engine(SpatialSkills):
         """Requests that have no row now."""
         return self._scheduler.waiting_count
 
+    @property
+    def fault(self) -> str | None:
+        """Why the engine has crashed, in a few words; None: it has not."""
+        return self._queue.fault
+
     def encode_image(self, image: Any) -> torch.Tensor:
         """The embeddings of an image, [n, hidden], for prompts: computed once, and used in many.
 

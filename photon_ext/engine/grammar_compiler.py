@@ -90,12 +90,17 @@ class GrammarCompiler:
         assert self._vocabulary is not None
         return compiled.automaton(self._limits(self._vocabulary))
 
+    def prepare(self) -> None:
+        """Makes what the first form would wait for: about half a second. Raises as `start`."""
+        with self._lock:
+            _ = self._known("a form").tokens
+
     def read(self, grammar: Grammar, data: bytes) -> TokenAutomaton:
         """The automaton that the compiler of another process has made (`write`). Raises ValueError:
         these are no such bytes; NotRegular: the device has no place for it.
         """
         with self._lock:
-            vocabulary = self._known(grammar)
+            vocabulary = self._known(grammar.kind.value)
         return read_automaton(data, grammar.key, vocabulary.tokens, self._limits(vocabulary))
 
     def write(self, grammar: Grammar) -> bytes:
@@ -103,24 +108,24 @@ class GrammarCompiler:
         return automaton_bytes(self.automaton(grammar), grammar.key)
 
     def _limits(self, vocabulary: Vocabulary) -> AutomatonLimits:
-        limits, left = AutomatonLimits(), self.automaton_words - len(vocabulary.tokens.tables)
+        limits, left = AutomatonLimits(), self.automaton_words - len(vocabulary.tokens.words)
         return limits._replace(size=min(limits.size, 4 * left))
 
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
         with self._lock:
             compiled = self._kept.pop(grammar, None)
             if compiled is None or compiled.spent:
-                compiled = CompiledGrammar(grammar, self._known(grammar))
+                compiled = CompiledGrammar(grammar, self._known(grammar.kind.value))
             self._kept[grammar] = compiled
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
         return compiled
 
-    def _known(self, grammar: Grammar) -> Vocabulary:
-        """The vocabulary, made for the first grammar."""
+    def _known(self, what: str) -> Vocabulary:
+        """The vocabulary, made for the first grammar. `what`: is given, for an error."""
         if self._tokenizer is None:
             raise RequestError(
-                f"{grammar.kind.value} is given, and this engine has no tokenizer; give a "
+                f"{what} is given, and this engine has no tokenizer; give a "
                 "constraint of your own, or make the engine with a tokenizer"
             )
         if self._vocabulary is None:

@@ -80,6 +80,11 @@ class RequestQueue:
         self._owner = None
 
     @property
+    def fault(self) -> str | None:
+        """What `fail` was told, in a few words; None: it was not called."""
+        return None if self._cause is None else describe(self._cause)
+
+    @property
     def ended(self) -> bool:
         """Whether there was an engine thread, which has ended."""
         return self._taken and self._owner is None

@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from photon_ext.layout import AUTOMATON_HEADER, AutomatonWord, VocabularyWord
 from photon_ext.sampling.byte_automaton import NO_STATE, AutomatonLimits, ByteAutomaton, check_time
 from photon_ext.sampling.pattern import NotRegular
+
+if TYPE_CHECKING:
+    import torch
 
 END_TOKEN = -1
 ACCEPTING, COMPLETE, MASK_SHIFT = 1, 2, 2
@@ -41,7 +44,7 @@ class TokenBytes:
         order: ids of all tokens, the longest first. counts, columns: how many have a byte at a
             place, from 0 on, and these bytes, in this order.
         ids: int32, a mask of all ids.
-        tables: int32, what the device reads (layout.VocabularyWord).
+        words: the same as `tables`, for who needs no torch.
     """
 
     def __init__(
@@ -66,7 +69,14 @@ class TokenBytes:
         ]
         ids = np.arange(-(-self.size // 32) * 32) < self.size
         self.ids: Words = np.packbits(ids, bitorder="little").view(np.int32)
-        self.tables = _tensor(self._table(lengths), pinned)
+        self.words = self._table(lengths)
+        if pinned:  # which takes its time: now
+            _ = self.tables
+
+    @cached_property
+    def tables(self) -> torch.Tensor:
+        """int32, what the device reads (layout.VocabularyWord)."""
+        return _tensor(self.words, self.pinned)
 
     def _table(self, lengths: npt.NDArray[np.int64]) -> Words:
         begins = np.cumsum(lengths) - lengths
@@ -115,7 +125,7 @@ class TokenAutomaton:
     Attributes:
         by_bytes: the automaton over bytes.
         vocabulary: the tokens.
-        tables: int32, what the device reads (layout.AutomatonWord).
+        words: the same as `tables`, for who needs no torch.
         masks, mask_of: see StateMasks.
         complete: bool, of each state: nothing may follow.
     """
@@ -138,10 +148,11 @@ class TokenAutomaton:
         self._ways = (self._by_byte != NO_STATE).sum(axis=1)
         self.complete = automaton.accepting & (self._ways == 0)
         self.masks, self.mask_of = masks or self._find_masks(limits, matcher)
-        tables = self._tables()
-        if tables.nbytes > limits.size:
+        self.words = self._words()
+        if self.words.nbytes > limits.size:
             raise NotRegular(_too_large(limits))
-        self.tables = _tensor(tables, vocabulary.pinned)
+        if vocabulary.pinned:
+            _ = self.tables
 
     def accepts(self, state: int) -> bool:
         """Whether the answer may end in this state."""
@@ -235,7 +246,12 @@ class TokenAutomaton:
             alive = alive[after[alive] != NO_STATE]
         return after
 
-    def _tables(self) -> Words:
+    @cached_property
+    def tables(self) -> torch.Tensor:
+        """int32, what the device reads (layout.AutomatonWord)."""
+        return _tensor(self.words, self.vocabulary.pinned)
+
+    def _words(self) -> Words:
         classes, transitions, accepting = self.by_bytes
         header = np.zeros(AUTOMATON_HEADER, np.int32)
         header[AutomatonWord.STATES], header[AutomatonWord.CLASSES] = transitions.shape
@@ -255,6 +271,8 @@ def _too_large(limits: AutomatonLimits) -> str:
 
 
 def _tensor(words: Words, pinned: bool) -> torch.Tensor:
+    import torch  # a compiler of automata for other processes needs none
+
     tensor = torch.from_numpy(words)
     return tensor.pin_memory() if pinned else tensor
 

@@ -77,10 +77,12 @@ def _environment() -> dict[str, str]:
 
 
 def become_child() -> socket.socket:
-    """What a child does first; returns its end of the channel to its parent. Ctrl-C in a terminal
-    is its parent's affair. The child ends with the thread that started it.
+    """What a child does first; returns its end of the channel to its parent. Signals that a
+    terminal, or who looks after services, sends to all processes are its parent's affair. The child
+    ends with the thread that started it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # it has ended already
         os._exit(1)

@@ -146,6 +146,11 @@ class EngineLink:
         for number in early:
             made[number].cancel()
 
+    def wants(self, ids: Iterable[int]) -> bool:
+        """Whether somebody waits for any of these, which are parked."""
+        with self._lock:
+            return self.cut is None and not self._early.issuperset(ids)
+
     def forget(self, ids: Iterable[int]) -> None:
         """These were refused."""
         with self._lock:

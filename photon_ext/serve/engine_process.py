@@ -68,6 +68,7 @@ def _serve(channel: socket.socket, orders: Orders, told: dict[str, Any]) -> None
     )
     hub = Hub(engine, card, forms)
     hub.beats = partial(tell_parent, channel)
+    hub.crashed = partial(_crash, channel)
     hub.start()
     tell_parent(channel, Ready(asdict(card)))
     for order, sock in orders:
@@ -78,6 +79,12 @@ def _serve(channel: socket.socket, orders: Orders, told: dict[str, Any]) -> None
     hub.close()  # the parent wants an end, or has ended
     engine.close()
     os._exit(0)  # nothing of torch has to be put away
+
+
+def _crash(channel: socket.socket, why: str) -> None:
+    """Ends the process; sockets are read to their end by who is at the other."""
+    tell_parent(channel, Failed(why))
+    os._exit(1)
 
 
 def open_engine(

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,6 +39,7 @@ Otherwise = Callable[[PhotonError], None]
 
 class _Waiting(NamedTuple):
     form: Grammar
+    wanted: Callable[[], bool]
     then: Then
     otherwise: Otherwise
 
@@ -74,22 +76,27 @@ class FormDesk:
         """A new compiler, at the other end of this socket; from any thread."""
         self._sockets.put(sock)
 
-    def ask(self, form: Grammar, then: Then, otherwise: Otherwise) -> None:
+    def ask(
+        self, form: Grammar, wanted: Callable[[], bool], then: Then, otherwise: Otherwise
+    ) -> None:
         """Calls `then` once the form is with the engine, or `otherwise` with why it is not; at once
-        where it is known, else on this desk's thread.
+        where it is known, else on this desk's thread. Nothing is compiled for what is not `wanted`
+        any more.
         """
         if not isinstance(self._given.find(form), (str, type(None))):  # an automaton
             then()
         elif self._asked.qsize() >= MOST_WAITING:
             otherwise(QueueFull(f"{MOST_WAITING} forms of answers wait to be compiled; try again"))
         else:
-            self._asked.put(_Waiting(form, then, otherwise))
+            self._asked.put(_Waiting(form, wanted, then, otherwise))
 
     def _run(self) -> None:
+        with suppress(PhotonError):  # told to the first who asks for a form
+            self._compiler.prepare()
         while True:
             waiting = self._asked.get()
             try:
-                if self._given.find(waiting.form) is None:
+                if waiting.wanted() and self._given.find(waiting.form) is None:
                     self._given.give(waiting.form, self._compiled(waiting.form))
                 waiting.then()
             except PhotonError as error:

@@ -56,8 +56,8 @@ class LocalHome:
         from photon_ext.serve.engine_process import open_engine
         from photon_ext.serve.hub import Hub
 
-        self._engine, self.card = open_engine(model, options, adapters or {})
-        self._hub = Hub(self._engine, self.card, None)
+        self.engine, self.card = open_engine(model, options, adapters or {})
+        self._hub = Hub(self.engine, self.card, None)
         self._hub.start()
 
     def client_socket(self) -> socket.socket:
@@ -70,4 +70,4 @@ class LocalHome:
 
     def close(self) -> None:
         self._hub.close()
-        self._engine.close()
+        self.engine.close()

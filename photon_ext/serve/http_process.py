@@ -22,7 +22,7 @@ from photon_ext.serve.messages import TO_CHILD, BlockingFrames, Failed, Ready, S
 from photon_ext.serve.settings import ServeSettings
 
 KEEP_ALIVE_S = 75  # longer than the proxies in front keep a connection that is not used
-LAST_WORDS_S = 0.8  # for errors of requests in flight, once the engine is gone
+LAST_WORDS_S = 0.8  # once the engine is gone: for errors of requests in flight, and for probes
 
 
 def main() -> None:
@@ -102,10 +102,9 @@ class HttpServer(uvicorn.Server):
         yield
 
     def end_soon(self) -> None:
-        """The engine is gone: requests in flight get an error, and then nobody waits for who does
-        not read it.
+        """The engine is gone: requests in flight get an error, /health says so for a while, and
+        then nobody waits for who does not read that.
         """
-        self._end()
         asyncio.get_running_loop().call_later(LAST_WORDS_S, os._exit, 1)
 
     def _end(self) -> None:

@@ -59,11 +59,13 @@ class Hub:
 
     Attributes:
         beats: called with each Beat; the process tells its parent.
+        crashed: called where the engine has, with why; clients have been told.
     """
 
     def __init__(self, engine: Engine, card: ModelCard, forms: FormDesk | None) -> None:
         """`forms`: where the forms of answers are compiled; None: here, on threads."""
         self.beats: Callable[[Beat], None] = lambda beat: None
+        self.crashed: Callable[[str], None] = lambda why: None
         self._engine = engine
         self._card = card
         self._forms = forms
@@ -194,7 +196,8 @@ class Hub:
             if forms is None:
                 threading.Thread(target=queue, name="photon-form", daemon=True).start()
             else:
-                forms.ask(form, queue, partial(self.refuse, link, asked))
+                wanted = partial(link.wants, range(asked.id, asked.id + asked.n))
+                forms.ask(form, wanted, queue, partial(self.refuse, link, asked))
 
     def queue(self, link: EngineLink, asked: Submit, params: SamplingParams) -> None:
         """Hands the request to the engine; from any thread."""
@@ -292,6 +295,8 @@ class Hub:
         for link in self._links:
             link.beat(self._beat, beat)
         self.beats(beat)
+        if (fault := self._engine.fault) is not None:
+            self.crashed(f"the engine has crashed: {fault}")
 
 
 def card_with(card: ModelCard, adapters: tuple[str, ...]) -> ModelCard:

@@ -32,9 +32,10 @@ from photon_ext.serve.messages import (
 from photon_ext.serve.settings import ServeSettings
 
 TICK_S = 0.25
-LAST_WORDS_S = 1.0  # for HTTP processes, to tell clients that the engine is gone
+LAST_WORDS_S = 1.2  # for HTTP processes, to tell clients that the engine is gone
 ENGINE_ENDS_S = 5.0
 STEADY_S = 10.0  # who dies sooner is started again later and later
+MOST_STARTS = 3  # of an HTTP process that never served
 _LOG = logging.getLogger("photon_ext")
 
 
@@ -78,15 +79,26 @@ class State(Enum):
 
 
 class _Worker:
-    """An HTTP process, or the one after it. `starts`: how many have died soon after their start."""
+    """An HTTP process, or the one after it.
+
+    Attributes:
+        started, due: when it was started, or is to be, in seconds of time.monotonic.
+        early_ends: how many one after the other have died soon after their start.
+        has_served: one of them has been ready.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.child: Child | None = None
         self.ready = False
+        self.has_served = False
         self.started = 0.0
         self.early_ends = 0
         self.due: float | None = None
+
+    @property
+    def child_name(self) -> str:
+        return f"HTTP process {self.number}"
 
 
 class Supervisor:
@@ -186,9 +198,8 @@ class Supervisor:
         assert self._http is not None
         worker.due, worker.ready, worker.started = None, False, time.monotonic()
         link = self.link()
-        name = f"HTTP process {worker.number}"
         given = [link, self._http.socket]
-        child = worker.child = Child(name, "photon_ext.serve.http_process", given)
+        child = worker.child = Child(worker.child_name, "photon_ext.serve.http_process", given)
         link.close()
         settings = replace(self._http.settings, worker=worker.number)
         child.channel.sendall(frame(Start(asdict(settings))))
@@ -251,7 +262,7 @@ class Supervisor:
 
     def _worker_says(self, worker: _Worker, message: Any) -> None:
         if isinstance(message, Ready):
-            worker.ready = True
+            worker.ready = worker.has_served = True
             self._look_ready()
         elif isinstance(message, Failed) and self._state is State.STARTING:
             self._end(1, message.message)
@@ -285,9 +296,12 @@ class Supervisor:
         if self._state in (State.STARTING, State.SERVING):
             early = time.monotonic() - worker.started < STEADY_S
             worker.early_ends = worker.early_ends + 1 if early else 0
+            if not worker.has_served and worker.early_ends >= MOST_STARTS:
+                self._end(1, f"{worker.child_name} does not start ({_ended_by(code)})")
+                return
             wait_s = min(0.1 * 2**worker.early_ends, 5.0)
-            name = f"HTTP process {worker.number}"
-            _LOG.warning("%s has ended (%s); another is started", name, _ended_by(code))
+            text = "%s has ended (%s); another is started"
+            _LOG.warning(text, worker.child_name, _ended_by(code))
             worker.due = time.monotonic() + wait_s
 
     # --- time passes ------------------------------------------------------------------------------
@@ -347,7 +361,10 @@ class Supervisor:
                 worker.due = None
                 if worker.child is not None:
                     worker.child.send_signal(signal.SIGTERM)
-        elif self._state is not State.DRAINING:
+        elif self._state is State.STARTING:  # nobody listens yet
+            self._state = State.ENDING
+            self._kill_all()
+        elif self._state is State.SERVING:
             self._end(0, "")
 
     def _end(self, code: int, why: str) -> None:
@@ -357,12 +374,13 @@ class Supervisor:
         self._deadline = time.monotonic() + (ENGINE_ENDS_S if alive and not code else LAST_WORDS_S)
         if self._compiler is not None:
             self._compiler.kill()
-        if self._engine is not None:
-            with suppress(OSError):
-                self._engine.channel.shutdown(socket.SHUT_WR)
+        if self._engine is None:
+            return  # HTTP processes see that themselves, and tell their clients
+        with suppress(OSError):
+            self._engine.channel.shutdown(socket.SHUT_WR)
         for worker in self._workers:
             if worker.child is not None:
-                worker.child.send_signal(signal.SIGTERM)
+                worker.child.kill()
 
     def _children(self) -> list[Child]:
         found = [self._engine, self._compiler, *(worker.child for worker in self._workers)]

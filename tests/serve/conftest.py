@@ -31,5 +31,7 @@ def server(model: str) -> Iterator[object]:
     """
     from tests.serve.processes import Server
 
-    with Server(model, "--http-workers", "2", "--max-waiting", "40") as started:
+    with Server(
+        model, "--http-workers", "2", "--max-waiting", "40", "--form-timeout", "2"
+    ) as started:
         yield started

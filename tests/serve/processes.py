@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 STARTS_WITHIN_S = 120.0
+LONG: dict[str, Any] = {"max_new_tokens": 4000, "ignore_eos": True}
 APP = "tests.serve.stub_app:make_app"
 
 
@@ -152,3 +153,34 @@ def is_alive(pid: int) -> bool:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+class Stream:
+    """A long answer that is being read, over a connection whose HTTP process is known."""
+
+    def __init__(self, server: Server) -> None:
+        self.connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self.connection.request("GET", "/health")
+        self.pid = int(json.loads(self.connection.getresponse().read())["pid"])
+        asked = {"ids": [1], "params": {**LONG, "temperature": 1.0}}
+        self.connection.request("POST", "/generate", json.dumps(asked))
+        self.response = self.connection.getresponse()
+        self.first = next(lines(self.response))
+
+    def rest(self) -> list[Any]:
+        """What follows; raises where the connection breaks."""
+        return [*lines(self.response)]
+
+    def leave(self) -> None:
+        self.connection.close()
+        self.response.close()

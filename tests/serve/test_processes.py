@@ -1,8 +1,25 @@
-"""A server's processes: one request's walk, and who ends with whom."""
+"""A server's processes: one request's walk, and what dies alone."""
 
 from __future__ import annotations
 
-from tests.serve.processes import Server, end_of, tokens_of
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.serve.processes import (
+    Server,
+    Stream,
+    end_of,
+    is_alive,
+    kill,
+    stopped,
+    tokens_of,
+    until,
+)
+
+FORM: dict[str, Any] = {"choice": ["yes", "no"], "max_new_tokens": 10}
 
 
 def test_a_request_walks_through_all_processes(server: Server) -> None:
@@ -11,3 +28,143 @@ def test_a_request_walks_through_all_processes(server: Server) -> None:
     assert tokens_of(told, 0) == tokens_of(told, 1) == tokens_of(told, 2)  # greedy
     assert end_of(told) == ["length", "max_new_tokens", None]
     assert server.is_empty()
+
+
+def test_parent_and_http_processes_have_no_torch(server: Server) -> None:
+    def has_torch(pid: int) -> bool:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+    assert not has_torch(server.process.pid)
+    assert not any(map(has_torch, server.children("http_process")))
+    assert all(map(has_torch, server.children("engine_process")))
+
+
+def test_what_is_wrong_is_told_before_a_response_begins(server: Server) -> None:
+    response = server.post(ids=[1], params={"temperature": -1})
+    assert response.status == 400
+    assert b'"temperature"' in response.read()
+
+
+def test_forms_are_compiled_in_a_process_of_their_own(server: Server) -> None:
+    """An automaton, a form that the host keeps, and one that is refused."""
+    for params in (FORM, {"grammar": 'root ::= "a" | "(" root ")"', "max_new_tokens": 10}):
+        told = server.generated(ids=[1], params=params)
+        assert end_of(told)[0] in ("stop", "length")
+    text = bytes(_byte_of(token) for token in tokens_of(server.generated(ids=[1], params=FORM)))
+    assert text in (b"yes", b"no")
+    assert server.post(ids=[1], params={"regex": "("}).status == 400
+    until(server.is_empty)
+
+
+def _byte_of(token: int) -> int:
+    """Of a token of tiny.py: its rank in the alphabet of byte-level tokenizers."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    backend.decoder = decoders.ByteLevel()
+    return ord(backend.decode([token]))
+
+
+def of_both(server: Server) -> tuple[Stream, Stream]:
+    """Streams of both HTTP processes."""
+    found: dict[int, Stream] = {}
+    for _ in range(200):
+        stream = Stream(server)
+        found.setdefault(stream.pid, stream)
+        if stream not in found.values():
+            stream.leave()
+        if len(found) == 2:
+            break
+    first, second = found.values()
+    return first, second
+
+
+def test_hazard_b3_a_killed_http_process_loses_its_own_requests_alone(server: Server) -> None:
+    """Its rows come back, and another takes its place."""
+    dies, lives = of_both(server)
+    kill(dies.pid)
+    until(lambda: not is_alive(dies.pid))
+    told = [lives.first, *lives.rest()]
+    assert len(tokens_of(told)) == 4000
+    assert end_of(told)[0] == "length"
+    until(lambda: len(server.children("http_process")) == 2)
+    until(server.is_empty)
+
+
+def test_hazard_b9_an_http_process_that_reads_nothing_is_cut_off(server: Server) -> None:
+    """After 2 s; its rows come back, others go on; once it runs again another takes its place."""
+    stops, lives = of_both(server)
+    with stopped(stops.pid):
+        assert len(tokens_of([lives.first, *lives.rest()])) == 4000
+        until(lambda: _live_of(lives, server) == 0, 10)
+    until(lambda: not is_alive(stops.pid), 10)
+    until(lambda: len(server.children("http_process")) == 2)
+    until(server.is_empty)
+
+
+def _live_of(stream: Stream, server: Server) -> int:
+    """Requests that the engine has, as the HTTP process of a stream says."""
+    stream.connection.request("GET", "/stats")
+    return int(json.loads(stream.connection.getresponse().read())["live"])
+
+
+def test_a_client_that_leaves_gives_its_row_back(server: Server) -> None:
+    streams = [Stream(server) for _ in range(4)]
+    for stream in streams:
+        stream.leave()
+    until(server.is_empty)
+
+
+def test_a_form_whose_compiler_dies_is_refused_this_time_alone(server: Server) -> None:
+    params = {**FORM, "choice": ["crash", "burn"]}
+    (compiler,) = server.children("compiler_process")
+    answers: list[Any] = []
+
+    def ask() -> None:
+        response = server.post(ids=[1], params=params)
+        answers.append((response.status, response.read().decode()))
+
+    with stopped(compiler):
+        asks = threading.Thread(target=ask)
+        asks.start()
+        time.sleep(0.5)
+        stream = Stream(server)  # others go on
+        kill(compiler)
+    asks.join()
+    ((status, told),) = answers
+    assert status == 400
+    assert "its compiler ended while it was at it" in told
+    assert end_of(server.generated(ids=[1], params=params))[0] in ("stop", "length")
+    stream.leave()
+    until(server.is_empty)
+
+
+def test_a_form_that_takes_too_long_is_refused_this_time_alone(server: Server) -> None:
+    params = {**FORM, "choice": ["too", "long"]}
+    (compiler,) = server.children("compiler_process")
+    with stopped(compiler):
+        response = server.post(ids=[1], params=params)
+        assert response.status == 400
+        assert "takes more than 2 s" in response.read().decode()
+    until(lambda: not is_alive(compiler))
+    assert end_of(server.generated(ids=[1], params=params))[0] in ("stop", "length")
+
+
+def test_hazard_b2_health_answers_at_once_under_load(server: Server) -> None:
+    """While prompts of 4,000 tokens are read and 40 requests wait."""
+    streams = [
+        threading.Thread(target=server.generated, kwargs={"ids": [i] * 4000, "params": {}})
+        for i in range(30)
+    ]
+    for stream in streams:
+        stream.start()
+    slowest = 0.0
+    for _ in range(30):
+        began = time.perf_counter()
+        assert server.get("/health")[0] == 200
+        slowest = max(slowest, time.perf_counter() - began)
+    for stream in streams:
+        stream.join()
+    assert slowest < 1.0  # on an idle machine some milliseconds
+    until(server.is_empty)

@@ -1,0 +1,431 @@
+"""EngineClient, and the engine's side of its channel, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from photon_ext.engine import Engine
+from photon_ext.sampling import SamplingParams
+from photon_ext.serve import (
+    Ask,
+    BadAsk,
+    Busy,
+    Delta,
+    EngineClient,
+    EngineGone,
+    EngineStarting,
+    Generation,
+)
+from photon_ext.serve.home import LocalHome
+from photon_ext.serve.messages import DOWN, BlockingFrames, Cancel, Refused, Submit, Tokens, frame
+from tests.serve.processes import until
+
+ROWS, WAITING = 4, 60
+LONG: dict[str, Any] = {"max_new_tokens": 4000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def home(model: str) -> Iterator[LocalHome]:
+    made = LocalHome(model, {"device": "cpu", "max_rows": ROWS, "max_waiting": WAITING})
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(home: LocalHome) -> Iterator[None]:
+    """After each test nothing runs or waits, and all pages are free."""
+    yield
+    until(lambda: is_empty(home.engine))
+
+
+def is_empty(engine: Engine) -> bool:
+    stats = engine.stats()
+    held = stats.live, stats.waiting, stats.rows_held, stats.pages_held, stats.automata_held
+    return not any(held)
+
+
+def run(home: LocalHome, test: Callable[[EngineClient], Awaitable[None]]) -> None:
+    async def connected() -> None:
+        client = EngineClient(home.client_socket())
+        await client.ready()
+        await test(client)
+        await client.close()
+
+    asyncio.run(connected())
+
+
+async def tokens(generation: Generation, n: int = 1) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in range(n)]
+    async for deltas in generation:
+        for delta in deltas:
+            found[delta.index] += delta.tokens
+    return found
+
+
+def test_answers_are_those_of_the_engine(home: LocalHome) -> None:
+    params: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.9, "seed": 7, "logprobs": 3}
+    outputs = home.engine.generate([[1, 2, 3]], SamplingParams(**params, prompt_logprobs=2), n=2)
+
+    async def test(client: EngineClient) -> None:
+        generation = await client.generate(Ask((1, 2, 3), {**params, "prompt_logprobs": 2}, n=2))
+        found: list[list[Delta]] = [[], []]
+        async for deltas in generation:
+            for delta in deltas:
+                found[delta.index].append(delta)
+        for output, deltas in zip(outputs, found, strict=True):
+            assert [token for one in deltas for token in one.tokens] == list(output.token_ids)
+            scores = [one for delta in deltas if delta.scores is not None for one in delta.scores]
+            assert len(scores) == len(output.logprobs)
+            for mine, theirs in zip(scores, output.logprobs, strict=True):
+                assert mine.logprob == pytest.approx(theirs.sampled, rel=1e-6)
+                assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+            assert deltas[-1].end is not None
+            assert deltas[-1].end[:2] == (output.finish_reason, output.stop_reason)
+            assert all(delta.end is None for delta in deltas[:-1])
+            cached = [delta.cached_tokens for delta in deltas if delta.tokens]
+            assert cached == [0] + [None] * (len(cached) - 1)
+        prompts = [one for delta in found[0] if delta.prompt_scores for one in delta.prompt_scores]
+        assert len(prompts) == len(outputs[0].prompt_logprobs) == 2
+        assert [len(one.top) for one in prompts] == [2, 2]
+        assert all(delta.prompt_scores is None for delta in found[1])
+
+    run(home, test)
+
+
+def test_scores_of_a_long_prompt_come_in_pieces_before_the_end(
+    home: LocalHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("photon_ext.serve.hub.PIECE_BYTES", 1000)
+
+    async def test(client: EngineClient) -> None:
+        ask = Ask(tuple(range(200)) * 5, {"max_new_tokens": 1, "prompt_logprobs": 20})
+        deltas = [one async for told in await client.generate(ask) for one in told]
+        scores = [one for delta in deltas if delta.prompt_scores for one in delta.prompt_scores]
+        assert len(scores) == 999
+        assert deltas[-1].end is not None
+        assert all(delta.end is None for delta in deltas[:-1])
+
+    run(home, test)
+
+
+def test_tokens_that_wait_come_together(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        generation = await client.generate(Ask((5,), {"max_new_tokens": 50, "ignore_eos": True}))
+        await asyncio.sleep(1.0)
+        told = [deltas async for deltas in generation]
+        assert len(told) == 1
+        assert len(told[0][0].tokens) == 50
+
+    run(home, test)
+
+
+@pytest.mark.parametrize(
+    ("asked", "param", "word"),
+    [
+        ({"params": {"temperature": -1}}, "temperature", "0.001"),
+        ({"params": {"seed": 2**64}}, "seed", "2**64"),
+        ({"params": {"seed": 2**80}}, "seed", "2**64"),
+        ({"params": {"logit_bias": {1: 1e9}}}, "logit_bias", "-100"),
+        ({"params": {"stop": "x"}}, "stop", "client"),
+        ({"params": {"constraint": 1}}, "constraint", "client"),
+        ({"params": {"top_k": object()}}, "top_k", "sent"),
+        ({"params": {"nonsense": 1}}, None, "nonsense"),
+        ({"params": {"regex": "("}}, "regex", "unclosed"),
+        ({"params": {"regex": "a", "choice": ["a"]}}, "regex", "one of them"),
+        ({"ids": (257,)}, "ids", "257"),
+        ({"ids": (-1,)}, "ids", "-1"),
+        ({"ids": (2**40,)}, "ids", "token id"),
+        ({"ids": ()}, "ids", "prompt"),
+        ({"ids": (1,) * 5000}, "ids", "4096"),
+        ({"n": 0}, "n", "1"),
+        ({"adapter": "none"}, "adapter", "none"),
+        ({"timeout_s": -1.0}, "timeout_s", ">= 0"),
+        ({"priority": 2**40}, "priority", "integer"),
+    ],
+)
+def test_a_wrong_ask_is_refused_by_name(
+    home: LocalHome, asked: dict[str, Any], param: str | None, word: str
+) -> None:
+    async def test(client: EngineClient) -> None:
+        with pytest.raises(BadAsk) as caught:
+            await client.generate(Ask(**{"ids": (1,), **asked}))
+        assert caught.value.param == param
+        assert word in str(caught.value)
+
+    run(home, test)
+
+
+def test_one_of_n_answers_can_be_cancelled(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        generation = await client.generate(Ask((1,), {**LONG, "temperature": 1.0}, n=3))
+        generation.cancel(1)
+        async for deltas in generation:
+            assert all(delta.index != 1 for delta in deltas)
+            break
+        generation.cancel()
+        assert [deltas async for deltas in generation] == []
+
+    run(home, test)
+
+
+def test_leaving_and_losing_a_generation_cancels_it(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        async with await client.generate(Ask((1,), LONG)):
+            pass
+        lost = await client.generate(Ask((1,), LONG))
+        async for _ in lost:
+            break
+        del lost
+        gc.collect()
+        await asyncio.sleep(0.1)
+        until(lambda: is_empty(home.engine))
+        assert not client._answers
+
+    run(home, test)
+
+
+def test_a_timeout_ends_an_answer_with_what_it_has(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        ask = Ask((1,), {"max_new_tokens": 4000, "ignore_eos": True}, timeout_s=0.2)
+        told = [one async for deltas in await client.generate(ask) for one in deltas]
+        assert told[-1].end is not None
+        assert told[-1].end.finish_reason == "timeout"
+
+    run(home, test)
+
+
+def test_a_closed_client_says_so(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        generation = await client.generate(Ask((1,), LONG))
+        await client.close()
+        with pytest.raises(EngineGone, match="closed"):
+            await tokens(generation)
+        with pytest.raises(EngineGone, match="closed"):
+            await client.generate(Ask((1,)))
+        assert client.health().state == "gone"
+
+    run(home, test)
+
+
+def test_before_the_engine_is_ready_asks_are_refused() -> None:
+    async def asked() -> None:
+        ours, _engines = socket.socketpair()
+        client = EngineClient(ours)
+        assert client.health().state == "starting"
+        with pytest.raises(EngineStarting):
+            await client.generate(Ask((1,)))
+        await client.close()
+
+    asyncio.run(asked())
+
+
+def test_statistics_are_the_meters(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        before = (await client.stats())["tokens"]
+        await tokens(await client.generate(Ask((1,), {"max_new_tokens": 9, "ignore_eos": True})))
+        assert (await client.stats())["tokens"] == before + 9
+
+    run(home, test)
+
+
+def test_an_adapter_that_is_none_is_refused(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        with pytest.raises(BadAsk, match="lora_slots"):
+            await client.load_adapter("a", "/nowhere")
+        with pytest.raises(BadAsk, match="no adapter"):
+            await client.unload_adapter("a")
+
+    run(home, test)
+
+
+def test_hazard_b6_numbers_of_two_clients_are_apart(home: LocalHome) -> None:
+    """Both use the same numbers, and again after one has cancelled."""
+
+    async def test(client: EngineClient) -> None:
+        other = EngineClient(home.client_socket())
+        await other.ready()
+        params: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 1.0}
+        for round_ in range(3):
+            mine = await client.generate(Ask((1,), {**params, "seed": round_}))
+            theirs = await other.generate(Ask((2,), {**params, "seed": round_}))
+            left = await other.generate(Ask((3,), LONG))
+            left.cancel()
+            (got,), (others_got,) = await asyncio.gather(tokens(mine), tokens(theirs))
+            seeded = SamplingParams(**params, seed=round_)
+            expected = await asyncio.to_thread(home.engine.generate, [[1], [2]], seeded)
+            assert [got, others_got] == [list(one.token_ids) for one in expected]
+        await other.close()
+
+    run(home, test)
+
+
+def test_hazard_b7_a_task_may_be_cancelled_at_every_await(home: LocalHome) -> None:
+    """While it runs at once and while it waits for a row, with the form of its answer compiled and
+    without one.
+    """
+
+    async def one(client: EngineClient, params: dict[str, Any]) -> None:
+        async with await client.generate(Ask((1, 2), params, n=2)) as generation:
+            async for _ in generation:
+                pass
+
+    async def test(client: EngineClient) -> None:
+        for params in (LONG, {**LONG, "regex": "[ab]{2000}"}):
+            for awaits in range(12):
+                task = asyncio.create_task(one(client, params))
+                for _ in range(awaits):
+                    await asyncio.sleep(0.001 * (awaits % 3))
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+        await asyncio.sleep(0.3)
+        assert not client._answers
+        assert not client._inboxes
+
+    run(home, test)
+
+
+def test_hazard_b8_who_leaves_the_queue_is_never_prefilled(home: LocalHome) -> None:
+    """All rows are taken; those who wait leave; afterwards their prompts were not fed."""
+
+    async def test(client: EngineClient) -> None:
+        running = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS)]
+        before = (await client.stats())["prompt_tokens"]
+        storm = [await client.generate(Ask((9,) * 500, LONG)) for _ in range(WAITING)]
+        for generation in storm:
+            generation.cancel()
+        until(lambda: home.engine.waiting == 0)
+        for generation in running:
+            generation.cancel()
+        await asyncio.sleep(0.2)
+        assert (await client.stats())["prompt_tokens"] - before <= ROWS  # those of `running`
+        for generation in (*storm, *running):
+            assert [one async for one in generation] == []
+
+    run(home, test)
+
+
+def test_hazard_b9_who_stops_reading_is_cut_off_and_others_lose_nothing(home: LocalHome) -> None:
+    """One client asks for much and reads nothing; another has 1,000 requests meanwhile."""
+    stalled = home.client_socket()
+    for number in range(0, ROWS * 4, 2):
+        stalled.sendall(frame(submit(number, [1], LONG, n=2)))
+
+    async def test(client: EngineClient) -> None:
+        async def one(number: int) -> list[int]:
+            params = {"max_new_tokens": 4, "ignore_eos": True}
+            while True:
+                try:
+                    return (await tokens(await client.generate(Ask((number % 256,), params))))[0]
+                except Busy:
+                    await asyncio.sleep(0.05)
+
+        found = await asyncio.gather(*map(one, range(1000)))
+        assert all(len(answer) == 4 for answer in found)
+        for number in range(256):
+            assert found[number] == found[number + 256]
+
+    began = time.monotonic()
+    run(home, test)
+    until(lambda: is_empty(home.engine))
+    assert time.monotonic() - began < 60
+    received = 0
+    while data := stalled.recv(2**16):
+        received += len(data)
+    assert received < 2**22  # what the system keeps, and no more
+    stalled.close()
+
+
+def test_hazard_b9_what_waits_for_a_client_is_bounded(home: LocalHome) -> None:
+    """One that reads slowly is cut off at 8 MiB, though it does answer."""
+    from photon_ext.serve.engine_link import MOST_UNREAD_BYTES, EngineLink
+
+    ours, theirs = socket.socketpair()
+    link = EngineLink(ours, lambda: None, clock=lambda: 0.0)
+    message = Tokens(bytes(2**16))
+    for _ in range(MOST_UNREAD_BYTES // 2**16 + 8):
+        link.send(message)
+    assert link.cut is not None
+    assert "unread" in link.cut
+    assert not link.waits
+    theirs.close()
+
+
+def test_hazard_b10_a_full_queue_answers_everybody(home: LocalHome) -> None:
+    """Ten times as many as there is room for, from two clients."""
+    asked = 5 * (ROWS + WAITING)
+
+    async def test(client: EngineClient) -> None:
+        other = EngineClient(home.client_socket())
+        await other.ready()
+        full = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS + WAITING - 10)]
+
+        async def one(asks: EngineClient) -> int:
+            try:
+                generation = await asks.generate(Ask((1,), LONG))
+            except Busy as error:
+                return 0 if error.retry_after_s >= 1 else -1
+            full.append(generation)
+            return 1
+
+        who = (client, other) * asked
+        taken = await asyncio.wait_for(asyncio.gather(*map(one, who)), 30)
+        assert sum(taken) == 10
+        for generation in full:
+            generation.cancel()
+        await asyncio.sleep(0.2)
+        assert [len(one) for one in await tokens(await client.generate(Ask((1,), {})))] != [0]
+        await other.close()
+
+    run(home, test)
+
+
+def test_hazard_b11_cached_pages_are_those_of_the_same_salt(home: LocalHome) -> None:
+    prompt = tuple(range(100, 200))
+
+    async def test(client: EngineClient) -> None:
+        async def cached(salt: str | None) -> int | None:
+            ask = Ask(prompt, {"max_new_tokens": 1}, cache_salt=salt)
+            deltas = [one async for told in await client.generate(ask) for one in told]
+            return deltas[0].cached_tokens
+
+        assert await cached("mine") == 0
+        assert await cached("other") == 0
+        assert await cached(None) == 0
+        assert await cached("mine") == 96
+
+    run(home, test)
+
+
+@pytest.mark.parametrize("sent", [b"\xff" * 64, frame(Refused(1, "bad", "")), b"\0\0\0\0"])
+def test_a_client_that_sends_nonsense_is_cut_off_alone(home: LocalHome, sent: bytes) -> None:
+    sock = home.client_socket()
+    sock.sendall(frame(submit(1, [1], LONG)))
+    sock.sendall(sent)
+    told = []
+    with pytest.raises(EOFError):
+        told.extend(iter(partial(BlockingFrames(sock, DOWN).receive, 10), None))
+    sock.close()
+
+
+def test_what_is_cancelled_before_it_is_asked_for_is_no_fault(home: LocalHome) -> None:
+    sock = home.client_socket()
+    sock.sendall(frame(Cancel([1, 2, 3])) + frame(submit(1, [1], {"max_new_tokens": 2})))
+    frames = BlockingFrames(sock, DOWN)
+    while not (isinstance(told := frames.receive(10), Tokens) and told.ends):
+        pass
+    assert told.ends[0].id == 1
+    sock.close()
+
+
+def submit(number: int, ids: list[int], params: dict[str, Any], n: int = 1) -> Submit:
+    return Submit(number, array("i", ids).tobytes(), params, n, 0, None, None, None)

@@ -1,0 +1,189 @@
+"""How a server ends: each of these takes one down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+
+from tests.serve.processes import (
+    APP,
+    ROOT,
+    Server,
+    Stream,
+    end_of,
+    is_alive,
+    kill,
+    tokens_of,
+    until,
+)
+
+# What the processes need is 2 s; a busy machine needs more to run them at all.
+SOON_S = 8.0
+
+
+def all_children(server: Server) -> list[int]:
+    modules = ("engine_process", "http_process", "compiler_process")
+    return [pid for module in modules for pid in server.children(module)]
+
+
+def refuses(server: Server) -> bool:
+    """Whether nobody listens any more."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=5)
+    try:
+        connection.connect()
+    except OSError:
+        return True
+    connection.close()
+    return False
+
+
+def test_hazard_b1_a_killed_engine_ends_all_and_tells_who_waits(model: str) -> None:
+    with Server(model, "--http-workers", "2") as server:
+        streams = [Stream(server) for _ in range(3)]
+        children = all_children(server)
+        probe = Stream(server)  # a connection of its own, which is there already
+        began = time.monotonic()
+        kill(server.children("engine_process")[0])
+        for stream in streams:
+            told = stream.rest()
+            assert "the engine's process has ended" in told[-1]["error"]
+        status, health = _health(probe)
+        assert (status, health["state"]) == (503, "gone")
+        assert server.ended(SOON_S) == 1
+        assert time.monotonic() - began < SOON_S
+        until(lambda: not any(map(is_alive, children)))
+        assert refuses(server)
+        server.said(r"the engine has ended \(SIGKILL\)")
+
+
+def _health(stream: Stream) -> tuple[int, Any]:
+    """From the HTTP process of a stream that has been told of the engine's end."""
+    stream.rest()
+    stream.connection.request("GET", "/health")
+    response = stream.connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def test_hazard_b1_a_frozen_engine_counts_as_dead(model: str) -> None:
+    """It is there, and does nothing: /health must not say 200 for ever."""
+    with Server(model, "--engine-timeout", "2") as server:
+        stream = Stream(server)
+        os.kill(server.children("engine_process")[0], signal.SIGSTOP)
+        assert "error" in stream.rest()[-1]
+        assert server.ended(SOON_S) == 1
+        server.said("the engine is frozen: it gives no sign of life for 2 s")
+
+
+def test_hazard_b4_sigterm_lets_requests_end_and_a_second_one_does_not(model: str) -> None:
+    with Server(model) as server:
+        stream, children = Stream(server), all_children(server)
+        server.process.terminate()
+        server.said(r"draining: 1 requests run, 0 wait", SOON_S)
+        until(lambda: refuses(server))
+        told = [stream.first, *stream.rest()]
+        assert len(tokens_of(told)) == 4000
+        assert end_of(told)[0] == "length"
+        assert server.ended(SOON_S) == 0
+        assert not any(map(is_alive, children))
+    with Server(model, "--max-len", "4000") as server:
+        stream, children = Stream(server), all_children(server)
+        with_sigstop = server.children("http_process")[0]
+        os.kill(with_sigstop, signal.SIGSTOP)  # so that the drain cannot end
+        server.process.terminate()
+        server.said("draining", SOON_S)
+        server.process.terminate()
+        assert server.ended(SOON_S) == 128 + signal.SIGTERM
+        until(lambda: not any(map(is_alive, children)))
+
+
+@pytest.mark.parametrize(
+    ("number", "after_s"), [(signal.SIGKILL, 0.4), (signal.SIGTERM, 1.2), (signal.SIGKILL, None)]
+)
+def test_hazard_b3_children_end_with_a_parent_that_is_killed(
+    model: str, number: signal.Signals, after_s: float | None
+) -> None:
+    """While it starts, and when it serves (None)."""
+    server = Server(model)
+    if after_s is None:
+        server.__enter__()
+    else:
+        until(lambda: server.children("engine_process"))
+        time.sleep(after_s)
+    children = all_children(server)
+    assert children
+    server.process.send_signal(number)
+    server.process.wait(SOON_S)
+    until(lambda: not any(map(is_alive, children)))
+    server.__exit__()
+
+
+def test_what_a_server_cannot_do_is_told_in_one_line(model: str) -> None:
+    def told(*arguments: str) -> tuple[int, str]:
+        line = [sys.executable, "-m", "photon_ext", "serve", "--port", "0", "--app", APP]
+        line += arguments
+        done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert done.stdout == ""
+        return done.returncode, done.stderr
+
+    code, text = told("--model", model, "--page-size", "0", "--device", "cpu")
+    assert (code, text.count("\n")) == (1, 1)
+    assert "page_size is 0" in text
+    code, text = told("--model", "/nowhere")
+    assert (code, text.count("\n")) == (2, 1)
+    assert "no such file" in text
+    code, text = told("--model", model, "--host", "999.1.1.1")
+    assert (code, text.count("\n")) == (2, 1)
+    code, text = told("--model", model, "--device", "cpu", "--app", "nowhere:app")
+    assert code == 1
+    assert "nowhere" in text.splitlines()[-1]
+
+
+def test_a_client_may_have_the_engine_in_processes_of_its_own(model: str) -> None:
+    """Started from a process whose torch has run, as one with CUDA would be."""
+    import asyncio
+
+    import torch
+
+    from photon_ext.serve import Ask, EngineClient, EngineGone
+
+    torch.ones(8) @ torch.ones(8)
+
+    async def test() -> list[int]:
+        async with EngineClient.start(model, device="cpu", max_rows=2) as client:
+            children = [*_children_of(os.getpid())]
+            generation = await client.generate(Ask((1,), {"max_new_tokens": 5, "choice": ["yes"]}))
+            deltas = [one async for told in generation for one in told]
+            assert deltas[-1].end is not None
+            assert deltas[-1].end.stop_reason == "constraint"
+        assert not any(map(is_alive, children))
+        failing = EngineClient.start(model, device="cpu", page_size=0)
+        with pytest.raises(EngineGone, match="page_size is 0"):
+            await failing.ready()
+        await failing.close()
+        return children
+
+    assert len(asyncio.run(test())) >= 2
+    assert not threading.active_count() > 20
+
+
+def _children_of(pid: int) -> list[int]:
+    found = []
+    for path in os.listdir("/proc"):
+        if path.isdigit():
+            try:
+                with open(f"/proc/{path}/stat") as stat, open(f"/proc/{path}/cmdline") as line:
+                    parent = int(stat.read().rsplit(")", 1)[1].split()[1])
+                    if parent == pid and "photon_ext.serve" in line.read():
+                        found.append(int(path))
+            except OSError:
+                continue
+    return found
