@@ -50,8 +50,7 @@ def main() -> None:
         _serve(channel, orders, start[0].settings)
     except (PhotonError, MemoryError, ImportError) as error:
         told = str(error) if isinstance(error, PhotonError) else describe(error)
-        tell_parent(channel, Failed(told))
-        sys.exit(1)
+        _fail(channel, told)
 
 
 def _serve(channel: socket.socket, orders: Orders, told: dict[str, Any]) -> None:
@@ -68,7 +67,7 @@ def _serve(channel: socket.socket, orders: Orders, told: dict[str, Any]) -> None
     )
     hub = Hub(engine, card, forms)
     hub.beats = partial(tell_parent, channel)
-    hub.crashed = partial(_crash, channel)
+    hub.crashed = partial(_fail, channel)
     hub.start()
     tell_parent(channel, Ready(asdict(card)))
     for order, sock in orders:
@@ -81,8 +80,8 @@ def _serve(channel: socket.socket, orders: Orders, told: dict[str, Any]) -> None
     os._exit(0)  # nothing of torch has to be put away
 
 
-def _crash(channel: socket.socket, why: str) -> None:
-    """Ends the process; sockets are read to their end by who is at the other."""
+def _fail(channel: socket.socket, why: str) -> None:
+    """Ends the process at once: what was sent is read by who is at the other end."""
     tell_parent(channel, Failed(why))
     os._exit(1)
 

@@ -350,7 +350,7 @@ def test_hazard_b9_what_waits_for_a_client_is_bounded(home: LocalHome) -> None:
     from photon_ext.serve.engine_link import MOST_UNREAD_BYTES, EngineLink
 
     ours, theirs = socket.socketpair()
-    link = EngineLink(ours, lambda: None, clock=lambda: 0.0)
+    link = EngineLink(ours, lambda: None)
     message = Tokens(bytes(2**16))
     for _ in range(MOST_UNREAD_BYTES // 2**16 + 8):
         link.send(message)
