@@ -161,6 +161,19 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--chat-template", metavar="FILE", help="a template of Jinja instead of the model's own"
     )
     parser.add_argument(
+        "--max-body",
+        type=int,
+        default=ServeSettings.max_body,
+        metavar="BYTES",
+        help=f"of a request's body (default {ServeSettings.max_body})",
+    )
+    parser.add_argument(
+        "--access-log",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="one line of JSON for each request, on stderr",
+    )
+    parser.add_argument(
         "--http-workers",
         type=int,
         metavar="N",

@@ -98,6 +98,8 @@ def _http_settings(arguments: argparse.Namespace) -> ServeSettings:
         lora_dir=arguments.lora_dir,
         chat_template=arguments.chat_template,
         app=arguments.app,
+        max_body=arguments.max_body,
+        access_log=arguments.access_log,
         workers=arguments.http_workers or default_workers(),
     )
 

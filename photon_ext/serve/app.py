@@ -53,7 +53,8 @@ def make_app(client: Client, settings: ServeSettings) -> ASGIApp:
     """
     model = ServedModel(client, settings)
     app = _App(model)
-    return Gate(app, settings.api_keys, settings.max_body, settings.access_log)
+    gate = settings.api_keys, settings.max_body, settings.access_log
+    return Gate(app, *gate, ready=lambda: model.ready)
 
 
 class _App(FastAPI):

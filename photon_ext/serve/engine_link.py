@@ -79,6 +79,8 @@ class EngineLink:
             while self._unsent and self.cut is None:
                 data = self._unsent[0]
                 done = self._sent(data)
+                if self.cut is not None:
+                    return
                 self._unsent_bytes -= done
                 if done < len(data):
                     self._unsent[0] = data[done:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -18,10 +19,13 @@ from uvicorn.importer import import_from_string
 from photon_ext.errors import describe
 from photon_ext.serve.child import become_child, end_with, inherited
 from photon_ext.serve.client import EngineClient
+from photon_ext.serve.contract import EngineGone
+from photon_ext.serve.http_protocol import BoundedHttp
 from photon_ext.serve.messages import TO_CHILD, BlockingFrames, Failed, Ready, Start, frame
 from photon_ext.serve.settings import ServeSettings
 
 KEEP_ALIVE_S = 75  # longer than the proxies in front keep a connection that is not used
+LOOKS_EACH_S = 0.02
 LAST_WORDS_S = 0.8  # once the engine is gone: for errors of requests in flight, and for probes
 
 
@@ -36,6 +40,7 @@ def main() -> None:
     channel.settimeout(None)
     end_with(channel)
     settings = msgspec.convert(start.settings, ServeSettings)
+    logging.basicConfig(format=f"photon-ext http {settings.worker}: %(message)s")
 
     def tell(message: Ready | Failed) -> None:
         channel.sendall(frame(message))
@@ -51,35 +56,59 @@ def serve_in_process(
     client: EngineClient,
     settings: ServeSettings,
     listening: socket.socket,
-    on_started: Callable[[], object],
+    on_ready: Callable[[], object],
 ) -> None:
     """HTTP in this process, for an engine in this process."""
-    uvloop.run(_serve(client, settings, listening, on_started))
+    uvloop.run(_serve(client, settings, listening, on_ready))
 
 
 async def _serve(
     client: EngineClient,
     settings: ServeSettings,
     listening: socket.socket,
-    on_started: Callable[[], object],
+    on_ready: Callable[[], object],
 ) -> None:
     await client.connect()
-    make_app = import_from_string(settings.app)
-    server = HttpServer(make_app(client, settings), on_started)
+    if settings.access_log:
+        _log_access()
+    app = import_from_string(settings.app)(client, settings)
+    server = HttpServer(app)
     client.on_lost = server.end_soon
+    waits = asyncio.ensure_future(_until_ready(client, app, on_ready))
     await server.serve(sockets=[listening])
+    waits.cancel()
     client.on_lost = lambda: None
     await client.close()
+
+
+def _log_access() -> None:
+    """One line for each request, as the application writes it."""
+    log, lines = logging.getLogger("photon_ext.access"), logging.StreamHandler()
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+
+async def _until_ready(client: EngineClient, app: Any, on_ready: Callable[[], object]) -> None:
+    """Calls `on_ready` once requests are served; before, they are answered by 503. An application
+    may have a function `ready` that says so.
+    """
+    with contextlib.suppress(EngineGone):
+        await client.ready()
+        while not getattr(app, "ready", lambda: True)():
+            await asyncio.sleep(LOOKS_EACH_S)
+        on_ready()
 
 
 class HttpServer(uvicorn.Server):
     """Ends by SIGTERM alone, when requests in flight have ended."""
 
-    def __init__(self, app: Any, on_started: Callable[[], object]) -> None:
+    def __init__(self, app: Any) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHttp,
                 ws="none",
                 lifespan="on",
                 log_level="warning",
@@ -88,12 +117,6 @@ class HttpServer(uvicorn.Server):
                 timeout_keep_alive=KEEP_ALIVE_S,
             )
         )
-        self._on_started = on_started
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self._on_started()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

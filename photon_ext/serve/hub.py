@@ -109,6 +109,13 @@ class Hub:
     # --- the thread -------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # nobody would hear of the engine any more
+            _LOG.exception("the engine's channels")
+            self.crashed(f"the engine's channels have failed: {describe(error)}")
+
+    def _serve(self) -> None:
         while not self._closed:
             ready = self._selector.select(max(self._next_beat - time.monotonic(), 0.0))
             for key, events in ready:

@@ -134,7 +134,7 @@ def end_of(told: list[Any], index: int = 0) -> list[Any]:
 
 
 def until(
-    true: Callable[[], object], seconds: float = 10.0, what: Callable[[], str] = lambda: ""
+    true: Callable[[], object], seconds: float = 30.0, what: Callable[[], str] = lambda: ""
 ) -> None:
     """Waits until something is true; fails after so many seconds."""
     end = time.monotonic() + seconds
@@ -168,11 +168,11 @@ def stopped(pid: int) -> Iterator[None]:
 class Stream:
     """A long answer that is being read, over a connection whose HTTP process is known."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, n: int = 1) -> None:
         self.connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
         self.connection.request("GET", "/health")
         self.pid = int(json.loads(self.connection.getresponse().read())["pid"])
-        asked = {"ids": [1], "params": {**LONG, "temperature": 1.0}}
+        asked = {"ids": [1], "n": n, "params": {**LONG, "temperature": 1.0}}
         self.connection.request("POST", "/generate", json.dumps(asked))
         self.response = self.connection.getresponse()
         self.first = next(lines(self.response))

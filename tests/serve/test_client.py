@@ -406,6 +406,23 @@ def test_hazard_b11_cached_pages_are_those_of_the_same_salt(home: LocalHome) -> 
     run(home, test)
 
 
+def test_a_client_may_leave_while_much_waits_for_it() -> None:
+    """The system says so in the middle of what is sent on."""
+    from photon_ext.serve.engine_link import EngineLink
+
+    ours, theirs = socket.socketpair()
+    link = EngineLink(ours, lambda: None)
+    for _ in range(8):
+        link.send(Tokens(bytes(2**17)))
+    assert link.waits
+    theirs.close()
+    link.flush()
+    assert link.cut is not None
+    assert not link.waits
+    link.send(Tokens(b""))
+    link.flush()
+
+
 @pytest.mark.parametrize("sent", [b"\xff" * 64, frame(Refused(1, "bad", "")), b"\0\0\0\0"])
 def test_a_client_that_sends_nonsense_is_cut_off_alone(home: LocalHome, sent: bytes) -> None:
     sock = home.client_socket()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
+from contextlib import suppress
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.serve.processes import (
     Server,
@@ -66,18 +71,17 @@ def _byte_of(token: int) -> int:
     return ord(backend.decode([token]))
 
 
-def of_both(server: Server) -> tuple[Stream, Stream]:
-    """Streams of both HTTP processes."""
-    found: dict[int, Stream] = {}
-    for _ in range(200):
-        stream = Stream(server)
-        found.setdefault(stream.pid, stream)
-        if stream not in found.values():
-            stream.leave()
-        if len(found) == 2:
-            break
-    first, second = found.values()
-    return first, second
+def of_both(server: Server, n: int = 1) -> tuple[Stream, Stream]:
+    """Streams of both HTTP processes, the first with `n` answers: while one is stopped the other
+    accepts.
+    """
+    first, second = server.children("http_process")
+    with stopped(second):
+        one = Stream(server, n)
+    with stopped(first):
+        other = Stream(server)
+    assert (one.pid, other.pid) == (first, second)
+    return one, other
 
 
 def test_hazard_b3_a_killed_http_process_loses_its_own_requests_alone(server: Server) -> None:
@@ -94,16 +98,16 @@ def test_hazard_b3_a_killed_http_process_loses_its_own_requests_alone(server: Se
 
 def test_hazard_b9_an_http_process_that_reads_nothing_is_cut_off(server: Server) -> None:
     """After 2 s; its rows come back, others go on; once it runs again another takes its place."""
-    stops, lives = of_both(server)
+    stops, lives = of_both(server, n=30)  # which take longer than 2 s
     with stopped(stops.pid):
         assert len(tokens_of([lives.first, *lives.rest()])) == 4000
-        until(lambda: _live_of(lives, server) == 0, 10)
-    until(lambda: not is_alive(stops.pid), 10)
+        until(lambda: _live_of(lives) == 0)
+    until(lambda: not is_alive(stops.pid))
     until(lambda: len(server.children("http_process")) == 2)
     until(server.is_empty)
 
 
-def _live_of(stream: Stream, server: Server) -> int:
+def _live_of(stream: Stream) -> int:
     """Requests that the engine has, as the HTTP process of a stream says."""
     stream.connection.request("GET", "/stats")
     return int(json.loads(stream.connection.getresponse().read())["live"])
@@ -168,3 +172,34 @@ def test_hazard_b2_health_answers_at_once_under_load(server: Server) -> None:
         stream.join()
     assert slowest < 1.0  # on an idle machine some milliseconds
     until(server.is_empty)
+
+
+def exchanged(server: Server, sent: bytes) -> bytes:
+    """What comes for these bytes until the connection is closed."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(sent)
+        received = b""
+        with suppress(ConnectionError):
+            while data := connection.recv(2**16):
+                received += data
+        return received
+
+
+@pytest.mark.parametrize("name", [b"x", b"x" * 70_000])
+@pytest.mark.parametrize("end", [b"\r\n\r\n", b""])
+def test_a_head_that_is_too_large_is_refused(server: Server, name: bytes, end: bytes) -> None:
+    """As a name or as a value, complete or not."""
+    head = b"GET /health HTTP/1.1\r\nhost: x\r\n" + name + b": " + b"y" * 70_000 + end
+    assert exchanged(server, head).startswith(b"HTTP/1.1 431 ")
+    many = b"".join(b"a%d: b\r\n" % number for number in range(20_000))
+    assert exchanged(server, b"GET / HTTP/1.1\r\n" + many + end).startswith(b"HTTP/1.1 431 ")
+    assert server.get("/health")[0] == 200
+
+
+def test_requests_that_follow_each_other_on_a_connection_are_answered(server: Server) -> None:
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    for _ in range(3):
+        connection.request("GET", "/health", headers={"x": "y" * 30_000})
+        response = connection.getresponse()
+        assert (response.status, bool(response.read())) == (200, True)

@@ -8,7 +8,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -23,10 +23,19 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """The outermost part of the app."""
+    """The outermost part of the app.
+
+    Attributes:
+        ready: whether requests are served by now; the HTTP process tells its parent.
+    """
 
     def __init__(
-        self, app: ASGIApp, api_keys: Sequence[str], max_body: int, access_log: bool = True
+        self,
+        app: ASGIApp,
+        api_keys: Sequence[str],
+        max_body: int,
+        access_log: bool = True,
+        ready: Callable[[], bool] = lambda: True,
     ) -> None:
         """
         Args:
@@ -34,6 +43,7 @@ class Gate:
             max_body: bytes.
             access_log: each request has a line there.
         """
+        self.ready = ready
         self._app = app
         self._digests = [sha256(key.encode()).digest() for key in api_keys]
         self._max_body = max_body

@@ -1,0 +1,83 @@
+"""uvicorn's HTTP over httptools, with bounds on what comes before an application sees a request."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST_HEAD_BYTES = 2**16  # of the request line and headers
+HEAD_S = 30.0  # in which they have to be complete
+_MESSAGE = b"the request line and headers have more than %d bytes; send less" % MOST_HEAD_BYTES
+_TOO_LARGE = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
+    b"content-type: text/plain\r\ncontent-length: %d\r\n\r\n%s" % (len(_MESSAGE), _MESSAGE)
+)
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """One connection. A head that is too large is answered with 431, one that takes too long with
+    nothing; then the connection is closed.
+    """
+
+    _head_bytes = 0  # that have come of a head which is not complete
+    _in_head = True
+    _refused = False
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._forget_timer()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse()
+
+    def on_message_begin(self) -> None:
+        if self._head_timer is None:
+            self._expect_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._head_bytes = False, 0
+        self._forget_timer()
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MOST_HEAD_BYTES:
+            self._refuse()
+        elif not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        if not self._refused:
+            super().on_message_complete()
+
+    def _refuse(self) -> None:
+        self._refused = True
+        self.transport.write(_TOO_LARGE)
+        self.transport.close()
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_S, self._close)
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
