@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.common import options as cli
 from benchmarks.common.hand_over import hand_over
 from benchmarks.open_loop.loads import LOADS, make_asks
-from photon_ext import Engine, SamplingParams
+from photon_ext import Engine, EngineOptions, SamplingParams
+from photon_ext.engine import EngineParts
 from photon_ext.engine.loop import EngineLoop
 from photon_ext.errors import PhotonError
 from photon_ext.testing.stub import StubDevice
@@ -92,14 +93,8 @@ def stub_engine(rows: int, steps: int, tokenizer: Tokenizer | None) -> Engine:
     """An engine around the stub device, with one graph bucket for all rows."""
     runtime = StubDevice(rows, max_len=steps + 16)
     pages = rows * runtime.table.pages_per_row
-    return Engine(
-        runtime,
-        lambda step: None,
-        vocab_size=VOCABULARY,
-        num_pages=pages,
-        tokenizer=tokenizer,
-        buckets=(rows,),
-    )
+    parts = EngineParts(runtime, lambda step: None, VOCABULARY, pages, tokenizer)
+    return Engine(parts, EngineOptions(buckets=(rows,), prefill="separate", freeze=False))
 
 
 def measure(mode: str, rows: int, steps: int, tokenizer: Tokenizer | None = None) -> float:
@@ -126,16 +121,12 @@ def measure_traffic(rows: int) -> float:
     asks = make_asks(load, PER_ROW * rows, None, VOCABULARY, seed=7)
     params = [SamplingParams(max_new_tokens=ask.answer) for ask in asks]
     runtime = StubDevice(rows, max_len=load.longest)
+    pages = PAGES_PER_ROW * max(rows, 3)  # a pool that holds the longest request
+    parts = EngineParts(runtime, lambda step: None, VOCABULARY, pages)
+    buckets = (64, 128, 256, 512)
+    options = EngineOptions(chunk=512, prefill_buckets=buckets, prefill="mixed", freeze=False)
     with TimedLoop() as timed:
-        with Engine(
-            runtime,
-            lambda step: None,
-            vocab_size=VOCABULARY,
-            num_pages=PAGES_PER_ROW * max(rows, 3),  # a pool that holds the longest request
-            prefill_buckets=(64, 128, 256, 512),
-            chunk=512,
-            prefill="mixed",
-        ) as engine:
+        with Engine(parts, options) as engine:
             finish = hand_over(engine)
             outputs = engine.generate([ask.prompt for ask in asks], params)
         tokens = finish()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from photon_ext.engine import (
         Engine,
         EngineOptions,
+        EngineParts,
         Output,
         Request,
         RequestOptions,
@@ -90,6 +91,7 @@ _LAZY = {
     "Engine": "photon_ext.engine",
     "EngineDeadError": "photon_ext.errors",
     "EngineOptions": "photon_ext.engine",
+    "EngineParts": "photon_ext.engine",
     "Event": "photon_ext._C",
     "Graph": "photon_ext._C",
     "ModelError": "photon_ext.errors",
@@ -137,6 +139,7 @@ __all__ = [
     "Engine",
     "EngineDeadError",
     "EngineOptions",
+    "EngineParts",
     "Event",
     "Graph",
     "ModelError",

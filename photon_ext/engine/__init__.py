@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Engine": "engine",
     "EngineOptions": "options",
+    "EngineParts": "parts",
     "Output": "output",
     "Request": "request",
     "RequestOptions": "request_options",
@@ -30,6 +31,7 @@ _MODULES = {
 __all__ = [
     "Engine",
     "EngineOptions",
+    "EngineParts",
     "Output",
     "Request",
     "RequestOptions",

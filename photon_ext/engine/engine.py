@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from photon_ext._library import log_fallbacks
-from photon_ext.checks import Prefill, check_callable, check_count, check_ids, check_prefill
+from photon_ext.checks import check_callable, check_count, check_ids
 from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import EmbedsMemory, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
-from photon_ext.engine.options import choose_device, named_options
+from photon_ext.engine.options import EngineOptions, choose_device, named_options
 from photon_ext.engine.output import Output
-from photon_ext.engine.parts import make_parts
+from photon_ext.engine.parts import EngineParts, make_parts
 from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Progress, Request, wait_for_ends
 from photon_ext.engine.request_options import RequestKeywords, RequestOptions
@@ -41,14 +41,13 @@ from photon_ext.scheduling import (
     PagePool,
     Pager,
     Planner,
-    Policy,
     RangePool,
     Scheduler,
     Sequence,
     StepTimes,
     TokenBudget,
 )
-from photon_ext.scheduling.adapters import AdapterSlots, AdapterStore
+from photon_ext.scheduling.adapters import AdapterSlots
 from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.policy import choose_policy
 from photon_ext.scheduling.token_budget import shares_of
@@ -57,14 +56,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from photon_ext.models.config import ModelConfig
-    from photon_ext.models.region import RegionConfig, RegionHeads
+    from photon_ext.models.region import RegionHeads
     from photon_ext.models.text.tokenizer import Tokenizer
     from photon_ext.models.vision import VisionEncoder
     from photon_ext.models.weights import DecoderWeights
-    from photon_ext.runtime.ports import RuntimePort
-    from photon_ext.runtime.step import Forward
 
 Announce = Callable[[Seq[Request]], object]
+DEFAULT_CHUNK = 256  # prompt tokens of a step, where options leave that open
 MOST_ANSWERS = 2**14  # to one prompt: a mistyped number would fill the memory with requests
 
 
@@ -72,7 +70,7 @@ class Engine(SpatialSkills):
     """Generates tokens for many requests at once. All of it may be called from any thread; the
     engine thread does the work, from the first request to `close` (or the end of the `with` block).
 
-    An engine made by `from_pretrained` or `from_weights` keeps all objects that the process has by
+    An engine keeps all objects that the process has by
     then from garbage collections (`gc.freeze`), which would stop the loop; cycles among them
     are collected after the last engine closes. `freeze=False` leaves the collector alone.
 
@@ -89,133 +87,91 @@ class Engine(SpatialSkills):
         compiler: makes constraints of the forms of answers (engine.grammar_compiler).
     """
 
-    def __init__(
-        self,
-        runtime: RuntimePort,
-        forward: Forward,
-        *,
-        vocab_size: int,
-        num_pages: int,
-        tokenizer: Tokenizer | None = None,
-        eos_ids: Iterable[int] = (),
-        buckets: Iterable[int] | None = None,
-        prefill_buckets: Iterable[int] | None = None,
-        chunk: int = 256,
-        prefill: Prefill | None = "separate",
-        max_tokens_per_step: int | None = None,
-        max_waiting: int | None = None,
-        policy: str | Policy = "first-come",
-        graph: bool = True,
-        device: str = "cpu",
-        meter: bool = True,
-        freeze: bool = False,
-        prefix_cache: bool = True,
-        exact: bool = False,
-        adapters: AdapterStore | None = None,
-        prompt_logprobs: bool = False,
-        embeds: torch.Tensor | None = None,
-        vision: VisionEncoder | None = None,
-        region: RegionConfig | None = None,
-        automata_dir: Path | None = None,
-    ) -> None:
-        """Makes an engine from parts; `from_pretrained` makes the parts.
+    def __init__(self, parts: EngineParts, options: EngineOptions | None = None) -> None:
+        """Makes an engine from parts; `from_pretrained` and `from_weights` make the parts.
 
         Args:
-            runtime: a Runtime with a page size, or a simulated device.
-            forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
-            vocab_size, buckets, prefill_buckets, chunk, graph, prompt_logprobs: see Pipeline.
-            prefill, max_tokens_per_step: see EngineOptions. Unless it is "separate", the forward
-                has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
-                see Pipeline's ``mixed``.
-            tokenizer: for string prompts, text and stop strings; None serves token ids.
-            device: what the meter says about where it runs; "cpu" leaves it without threads for
-                the masks of grammars, as the forward takes the cores.
-            max_waiting, policy, meter, freeze, prefix_cache: see EngineOptions.
-            exact: decode steps and prefill of this forward differ in last bits, which tokens must
-                not show: no decode step's keys and values are computed again by prefill, nor shared
-                (see Pager and Sequence.requeue).
-            adapters: the slots of adapters that this forward knows; None: it knows none.
-            embeds: the forward's memory for embeddings, [places, hidden], on its device: the i-th
-                is that of token -2 - i. None: it takes tokens alone.
-            vision: makes embeddings of the images of prompts; on a device of its own choice, on the
-                threads of callers.
-            region: of the region heads that this forward has; None: it has none.
-            automata_dir: see EngineOptions; a folder that is there.
+            parts: what runs the model.
+            options: how it serves: max_waiting, policy, chunk (None: 256), prefill,
+                max_tokens_per_step, buckets, prefill_buckets, graph, exact, prefix_cache,
+                automata_dir, meter and freeze are read; all others are about how parts are made,
+                and these are there. Unless `prefill` is "separate", the forward has to take steps
+                of `chunk` and all rows' tokens, and of more segments than rows: see Pipeline's
+                ``mixed``. `exact` says that decode steps and prefill of this forward differ in last
+                bits, which tokens must not show: no decode step's keys and values are computed
+                again by prefill, nor shared (see Pager and Sequence.requeue). None: the defaults.
 
-        Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
+        Raises: as Pipeline; ConfigError, the pool has no page.
         """
-        policy, rows = choose_policy(policy), runtime.table.max_rows
-        capacity = None
-        if max_waiting is not None:
-            max_waiting = check_count("max_waiting", max_waiting, least=0)
-            capacity = max_waiting + rows
-        self.max_waiting = max_waiting
+        options = EngineOptions() if options is None else options
+        runtime, device, region, ends = parts.runtime, parts.device, parts.region, parts.eos_ids
+        rows, chunk = runtime.table.max_rows, options.chunk or DEFAULT_CHUNK
+        self.max_waiting = options.max_waiting
         self.max_len = runtime.max_len
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
+        self.tokenizer = parts.tokenizer
+        self.vocab_size = parts.vocab_size
         self.max_rows = rows
         self.depth = runtime.depth
         self.region = region
         self.device = device
-        check_prefill(prefill)
-        if max_tokens_per_step is not None:
-            max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
-        chunk = check_count("chunk", chunk)
-        reader = EmbedsReader.of(embeds, vision)
-        places = RangePool(reader.places)
-        pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
-        slots = AdapterSlots(adapters)
+        self.eos_ids = ends
+        reader = EmbedsReader.of(parts.embeds, parts.vision)
+        pages, places = PagePool(parts.num_pages), RangePool(reader.places)
+        pager = Pager(pages, runtime.page_size, options.prefix_cache, options.exact, places)
+        slots = AdapterSlots(parts.adapters)
         automata = AutomatonPool(runtime.automaton_words)
         scheduler = Scheduler[Request](pager, rows, runtime.max_len, slots, automata)
         self._scheduler = scheduler
-        self._adapters = AdapterRegistry(adapters, scheduler.registry)
+        self._adapters = AdapterRegistry(parts.adapters, scheduler.registry)
+        capacity = None if options.max_waiting is None else options.max_waiting + rows
         self._queue = RequestQueue(scheduler.registry, capacity, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
-            forward,
-            vocab_size=vocab_size,
-            buckets=buckets,
-            prefill_buckets=prefill_buckets,
-            mixed=prefill != "separate",
+            parts.forward,
+            vocab_size=parts.vocab_size,
+            buckets=options.buckets,
+            prefill_buckets=options.prefill_buckets,
+            mixed=options.prefill != "separate",
             chunk=chunk,
-            lora_slots=0 if adapters is None else adapters.count,
+            lora_slots=0 if parts.adapters is None else parts.adapters.count,
             value_ids=0 if region is None else region.value_ids,
-            graph=graph,
+            graph=options.graph,
             on_release=scheduler.released.append,
-            stalls=meter,
-            prompt_logprobs=prompt_logprobs,
+            stalls=options.meter,
+            prompt_logprobs=parts.prompt_logprobs,
         )
         log_fallbacks()  # of what the captures launched
-        self.eos_ids = ends = tuple(eos_ids)
-        pinned = device.startswith("cuda")
+        words, pinned = runtime.automaton_words, device.startswith("cuda")
+        folder = None if options.automata_dir is None else Path(options.automata_dir)
         self.compiler = GrammarCompiler(
-            tokenizer, vocab_size, ends, runtime.automaton_words, pinned, automata_dir
+            parts.tokenizer, parts.vocab_size, ends, words, pinned, folder
         )
         self._input = InputProcessor(
-            tokenizer,
+            parts.tokenizer,
             ends,
             pipeline.limits,
             scheduler.fit,
             self._queue,
-            policy,
+            choose_policy(options.policy),
             self.compiler,
             self._adapters,
             reader,
             0 if region is None else region.bins,
         )
-        mixes = prefill == "mixed" or pipeline.keys.mixed
+        mixes = options.prefill == "mixed" or pipeline.keys.mixed
+        most = options.max_tokens_per_step
         times = StepTimes(shares_of(pipeline.keys.prefill_buckets, chunk) if mixes else ())
-        budget = TokenBudget(pipeline.keys, chunk, times, max_tokens_per_step) if mixes else None
-        alone = min(chunk, max_tokens_per_step or chunk)
-        planner = Planner(scheduler, pipeline.running_set, alone, budget)
-        self.meter = Meter(pipeline.stats, scheduler, times, runtime.depth, device, meter)
-        masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
+        budget = TokenBudget(pipeline.keys, chunk, times, most) if mixes else None
+        planner = Planner(scheduler, pipeline.running_set, min(chunk, most or chunk), budget)
+        self.meter = Meter(pipeline.stats, scheduler, times, runtime.depth, device, options.meter)
+        masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(parts.embeds, runtime)
         delay = DelayedLaunch(times, device != "cpu")
         self._loop = EngineLoop(
             pipeline, scheduler, planner, self._queue, self.meter, masks, memory, times, delay
         )
         self._thread = EngineThread(self._loop)
-        self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first
+        # captures collect first
+        self._freeze = HeapFreeze(collect=not options.graph) if options.freeze else None
         if self._freeze is not None:
             weakref.finalize(self, self._freeze.release).atexit = False
 
@@ -278,34 +234,7 @@ class Engine(SpatialSkills):
         """
         known = "config", "weights", "tokenizer", "vision", "region"
         chosen = named_options(options, known)
-        runtime, decoder, size = make_parts(chosen, config, weights, region)
-        return cls(
-            runtime,
-            decoder.forward,
-            vocab_size=config.vocab,
-            num_pages=size.num_pages,
-            tokenizer=tokenizer,
-            eos_ids=config.eos_ids,
-            buckets=chosen.buckets,
-            prefill_buckets=size.prefill_buckets,
-            chunk=size.chunk,
-            prefill=chosen.prefill,
-            max_tokens_per_step=chosen.max_tokens_per_step,
-            max_waiting=chosen.max_waiting,
-            policy=chosen.policy,
-            graph=chosen.graph,
-            device=str(weights.device),
-            meter=chosen.meter,
-            freeze=chosen.freeze,
-            prefix_cache=chosen.prefix_cache,
-            exact=chosen.exact,
-            prompt_logprobs=True,
-            adapters=decoder.lora,
-            embeds=decoder.embeds,
-            vision=vision,
-            region=None if region is None else region.config,
-            automata_dir=None if chosen.automata_dir is None else Path(chosen.automata_dir),
-        )
+        return cls(*make_parts(chosen, config, weights, tokenizer, vision, region))
 
     def generate(
         self,

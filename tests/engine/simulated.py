@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
-from photon_ext.engine import Engine
-from photon_ext.runtime.ports import StepSpec
+from photon_ext.engine import Engine, EngineOptions, EngineParts
+from photon_ext.runtime.ports import RuntimePort, StepSpec
+from photon_ext.runtime.step import Forward
 from photon_ext.testing import Chooser, Eager, Request, SimRuntime, ToyForward, ToyModel
 from photon_ext.testing.slot import SimSlot
 from tests.engine.byte_tokenizer import VOCAB
@@ -66,15 +68,22 @@ class WatchedDevice(SimRuntime):
         return watched
 
 
+def engine_of(
+    runtime: RuntimePort, forward: Forward, vocab_size: int, num_pages: int, **given: Any
+) -> Engine:
+    """An engine; `given`: fields of EngineParts and EngineOptions. By default prefill and decode
+    steps take turns, as not every forward has room for both, and the collector is left alone.
+    """
+    names = {field.name for field in fields(EngineParts)}
+    parts = {name: given.pop(name) for name in names & given.keys()}
+    options = EngineOptions(**{"prefill": "separate", "freeze": False, **given})
+    return Engine(EngineParts(runtime, forward, vocab_size, num_pages, **parts), options)
+
+
 def engine_on(device: WatchedDevice, num_pages: int = 64, **options: Any) -> Engine:
     """An engine that serves the toy model on ``device``."""
-    return Engine(
-        device,
-        ToyForward(device, VOCAB),
-        vocab_size=VOCAB,
-        num_pages=num_pages,
-        **{"buckets": (1, 2), "chunk": 8, **options},
-    )
+    sizes = {"buckets": (1, 2), "chunk": 8}
+    return engine_of(device, ToyForward(device, VOCAB), VOCAB, num_pages, **{**sizes, **options})
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from photon_ext.engine import Engine
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.layout import NO_PAGE
@@ -16,7 +15,7 @@ from photon_ext.scheduling.prefix_cache import token_bytes
 from photon_ext.testing import Chooser, SimAdapters, ToyForward, ToyModel
 from photon_ext.testing.poison import POISON
 from tests.engine.byte_tokenizer import VOCAB
-from tests.engine.simulated import WatchedDevice
+from tests.engine.simulated import WatchedDevice, engine_of
 
 PAGE, MAX_LEN, ROWS = 4, 64, 4
 TOY = ToyModel(VOCAB)
@@ -58,15 +57,8 @@ class Stepped:
         self.forward = ToyForward(
             device, VOCAB, num_pages, decode_mark=model.decode_mark, adapters=adapters
         )
-        self.engine = Engine(
-            device,
-            self.forward,
-            vocab_size=VOCAB,
-            num_pages=num_pages,
-            chunk=8,
-            adapters=adapters,
-            **options,
-        )
+        options = {"chunk": 8, "adapters": adapters, **options}
+        self.engine = engine_of(device, self.forward, VOCAB, num_pages, **options)
         for name in ADAPTERS if slots else ():
             self.engine.load_lora(name, Path(str(adapter_value(name))))
         self.loop = self.engine._loop

@@ -17,6 +17,7 @@ from photon_ext.errors import EngineDeadError
 from photon_ext.models.decoder import Decoder
 from photon_ext.runtime import Runtime
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.simulated import engine_of
 from tests.engine.tiny import CONFIG, WEIGHTS
 
 MIB = 2**20
@@ -89,7 +90,7 @@ def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: i
         decoder.forward(step)
 
     runtime = Runtime(max_rows=2, max_len=64, depth=depth, device="cpu", page_size=16)
-    engine = Engine(runtime, forward, vocab_size=CONFIG.vocab, num_pages=8, chunk=8, graph=False)
+    engine = engine_of(runtime, forward, CONFIG.vocab, 8, chunk=8, graph=False)
     armed = True
     # two run, three wait
     requests = [engine.submit([n, n + 1], SamplingParams(max_new_tokens=40)) for n in range(5)]

@@ -22,7 +22,7 @@ from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.testing import ToyForward
 from tests.conftest import EXAMPLES
 from tests.engine.byte_tokenizer import VOCAB
-from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
+from tests.engine.simulated import WatchedDevice, engine_of, engine_on, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 CONFIG = ModelConfig(
@@ -96,8 +96,8 @@ def test_prompts_ride_beside_decode_rows_where_such_steps_are_captured(
     """Unless told; an engine from parts has to be told, as its forward needs more room."""
     device = WatchedDevice()
     forward = ToyForward(device, VOCAB)
-    sizes: dict[str, Any] = {"vocab_size": VOCAB, "num_pages": 64, "chunk": 8}
-    with Engine(device, forward, **sizes, **options) as engine, steps_of(monkeypatch) as steps:
+    made = engine_of(device, forward, VOCAB, 64, chunk=8, **options)
+    with made as engine, steps_of(monkeypatch) as steps:
         engine.generate([[1], list(range(30))], SamplingParams(max_new_tokens=9))
     assert (StepKind.MIXED in kinds(steps)) == mixes
 

@@ -20,7 +20,7 @@ from photon_ext.scheduling import pager as pager_module
 from photon_ext.scheduling.prefix_cache import TOKEN_BYTES, PrefixCache
 from photon_ext.testing.stub import StubDevice
 from tests.engine.byte_tokenizer import VOCAB
-from tests.engine.simulated import expected_tokens
+from tests.engine.simulated import engine_of, expected_tokens
 from tests.engine.stepped import PAGE, Stepped
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -188,7 +188,7 @@ def _engine(device: str, rows: int, max_len: int, options: dict[str, Any]) -> En
     """On the stub, or with a model of random weights."""
     if device == "stub":
         stub = StubDevice(rows, max_len=max_len, page_size=PAGE_SIZE)
-        return Engine(stub, lambda step: None, vocab_size=32, **options)
+        return engine_of(stub, lambda step: None, vocab_size=32, **options)
     config = ModelConfig(Family.QWEN3, 128, 2, 4, 2, 128, 256, 203, max_positions=max_len)
     weights = random_weights(config, torch.bfloat16, torch.device(device))
     sizes = {"max_rows": rows, "max_len": max_len, "page_size": PAGE_SIZE, "chunk": 16}

@@ -8,7 +8,7 @@ import torch
 
 from photon_ext.engine import sizing
 from photon_ext.engine.options import EngineOptions
-from photon_ext.engine.parts import make_parts
+from photon_ext.engine.parts import make_model
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
@@ -277,7 +277,7 @@ def test_what_a_decoder_holds_is_what_it_is_sized_for(
         penalties=False, automata_mib=0,
     )  # fmt: skip
     weights, heads = random_weights(config, dtype), RegionHeads(RegionConfig(32, 32, 8, 12))
-    _, decoder, size = make_parts(options, config, weights, heads)
+    _, decoder, size = make_model(options, config, weights, heads)
     others = weights, decoder._kv
     held = storages(decoder, {}).keys() - storages(others, {}).keys()
     target = sizing.SizedModel(config, dtype, CPU, plan, heads.config)

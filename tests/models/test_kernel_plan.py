@@ -14,7 +14,7 @@ import photon_ext
 from photon_ext.checks import Backend
 from photon_ext.cli.step_kernels import Entry, Setting, step_kernels
 from photon_ext.engine import Engine, EngineOptions
-from photon_ext.engine.parts import check_exact, make_parts
+from photon_ext.engine.parts import check_exact, make_model
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import (
@@ -323,8 +323,8 @@ def test_an_engine_runs_the_plan_that_it_is_given() -> None:
     plan = replace(usual, decode=ExecutionModes(fused_tokens=2))
     assert plan != usual
     options = EngineOptions(max_len=64, max_rows=4, kernel_plan=plan)
-    assert make_parts(options, CONFIG, weights)[1].plan is plan
-    assert make_parts(EngineOptions(max_len=64, max_rows=4), CONFIG, weights)[1].plan == usual
+    assert make_model(options, CONFIG, weights)[1].plan is plan
+    assert make_model(EngineOptions(max_len=64, max_rows=4), CONFIG, weights)[1].plan == usual
 
 
 @pytest.mark.parametrize(
@@ -346,9 +346,9 @@ def test_products_by_torch_are_refused_in_a_graph_of_a_cpu() -> None:
     weights = random_weights(CONFIG, torch.float32)
     plan = replace(plan_for(CONFIG, weights), chunks=ExecutionModes(own_tokens=8))
     with pytest.raises(ConfigError, match=r"by torch .* which a graph on cpu cannot hold"):
-        make_parts(EngineOptions(max_len=64, max_rows=4, kernel_plan=plan), CONFIG, weights)
+        make_model(EngineOptions(max_len=64, max_rows=4, kernel_plan=plan), CONFIG, weights)
     eager = EngineOptions(max_len=64, max_rows=4, kernel_plan=plan, graph=False)
-    assert make_parts(eager, CONFIG, weights)[1].plan is plan
+    assert make_model(eager, CONFIG, weights)[1].plan is plan
 
 
 def test_a_plan_that_is_none_is_refused() -> None:

@@ -10,7 +10,6 @@ from zlib import crc32
 import pytest
 import torch
 
-from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError
 from photon_ext.layout import RowColumn
 from photon_ext.observe.cost_model import (
@@ -23,6 +22,7 @@ from photon_ext.observe.meter import MeterSnapshot
 from photon_ext.runtime.step import StepTensors
 from photon_ext.sampling import SamplingParams
 from photon_ext.testing import SimRuntime
+from tests.engine.simulated import engine_of
 
 # blocking ms, pipelined ms, streams, L, published prediction: moondream2 on an RTX 3090 and a B200.
 PUBLISHED = [
@@ -79,7 +79,7 @@ def serve(depth: int, streams: int, requests: int, mean: int) -> tuple[MeterSnap
     stops = tuple(choose.sample(range(1, vocab), vocab // mean))
     options = {"num_pages": streams * 60, "buckets": (1, 8), "chunk": 64}
     sampling = {"max_new_tokens": 800, "stop_token_ids": stops}
-    with Engine(device, Drawn(vocab), vocab_size=vocab, **options) as engine:
+    with engine_of(device, Drawn(vocab), vocab, **options) as engine:
         prompts = [[choose.randrange(1, vocab)] * 3 for _ in range(requests)]
         params = [SamplingParams(seed=i, **sampling) for i in range(requests)]
         outputs = engine.generate(prompts, params)
@@ -114,7 +114,7 @@ def test_steps_of_answers_that_end_by_their_cap_are_those_of_the_loop(
     requests = 40 * streams
     device = SimRuntime(max_rows=streams, depth=depth, max_len=128, page_size=16)
     options = {"num_pages": streams * 8, "chunk": 64, "prefix_cache": False}
-    with Engine(device, Drawn(997), vocab_size=997, **options) as engine:
+    with engine_of(device, Drawn(997), 997, **options) as engine:
         engine.generate([[7] * prompt] * requests, SamplingParams(max_new_tokens=answer))
         counted = engine.meter.snapshot()
     work = Workload(streams, answer, prompt / 64 if streams > 1 else 1.0)

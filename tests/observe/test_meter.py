@@ -21,7 +21,7 @@ from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.step_times import StepLoad
 from photon_ext.testing import StubDevice
 from tests.engine.byte_tokenizer import VOCAB
-from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
+from tests.engine.simulated import WatchedDevice, engine_of, engine_on, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 PROMPT = [1, 2, 3]
@@ -289,7 +289,7 @@ def test_readers_on_other_threads_see_counts_that_fit_together_and_only_grow() -
             into.append(engine.meter.snapshot())
 
     device = StubDevice(max_rows=4, max_len=64, page_size=4)
-    with Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64) as engine:
+    with engine_of(device, lambda step: None, VOCAB, 64) as engine:
         readers = [threading.Thread(target=read, args=(into,)) for into in seen]
         for reader in readers:
             reader.start()
