@@ -6,9 +6,9 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from photon_ext.engine.tools import ToolCall, calls_in
 from photon_ext.runtime import FinishReason, TokenLogprobs
 from photon_ext.sampling.spatial import Objects
+from photon_ext.sampling.tools import ToolCall, calls_in
 
 
 class StreamEvent(NamedTuple):

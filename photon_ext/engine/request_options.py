@@ -9,11 +9,11 @@ from dataclasses import fields
 from typing import Any, NamedTuple, TypedDict
 
 from photon_ext.checks import INT32_MAX, as_index, check_seconds
-from photon_ext.engine.tools import Tools
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.text.chat_options import NO_OPTIONS, ChatOptions
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.spatial import Skill
+from photon_ext.sampling.tools import Tools
 
 
 class RequestKeywords(TypedDict, total=False):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TOOL_FORMATS = ("granite", "hermes", "llama3", "mistral", "phi")
+
 
 @dataclass(frozen=True)
 class ServeSettings:
@@ -18,6 +20,8 @@ class ServeSettings:
         lora_dir: the folder whose children requests may load by name; None: they may load none.
         chat_template: a file that replaces the model's own; None: the model's.
         app: "module:function" that makes the ASGI application of a client and these settings.
+        tool_parser: the format of calls in answers, one of TOOL_FORMATS; None: the one that the
+            chat template speaks of.
         max_body: bytes of a request's body at most.
         access_log: one line of JSON for each request (logger "photon_ext.access").
         worker: number of this HTTP process, from 0 on, of how many `workers`.
@@ -32,6 +36,7 @@ class ServeSettings:
     lora_dir: str | None = None
     chat_template: str | None = None
     app: str = "photon_ext.serve.app:make_app"
+    tool_parser: str | None = None
     max_body: int = 2**25
     access_log: bool = True
     worker: int = 0

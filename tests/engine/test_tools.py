@@ -14,12 +14,12 @@ import pytest
 
 from photon_ext.engine import Engine
 from photon_ext.engine.grammar_compiler import GrammarCompiler
-from photon_ext.engine.tools import ToolCall, Tools, calls_in
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.models.text.chat_template import ChatTemplate
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.tools import ToolCall, Tools, calls_in
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 
 TEMPLATE = """\

@@ -77,7 +77,9 @@ class ChatTemplate:
             self._template = self._environment.compile_bounded(template)
             tree = self._environment.parse(template)
             self._names = {node.name for node in tree.find_all(nodes.Name)}
-            self._texts = [node.value for node in tree.find_all(nodes.Const)]
+            constants = [node.value for node in tree.find_all(nodes.Const)]
+            self._constants = [each for each in constants if isinstance(each, str)]
+            self._texts = [node.data for node in tree.find_all(nodes.TemplateData)]
             self._read = meta.find_undeclared_variables(tree) - {*self._environment.globals}
         except Exception as error:  # of Jinja, or of Python on the code that Jinja writes
             raise ModelError(
@@ -89,9 +91,13 @@ class ChatTemplate:
         """Whether the template reads a variable of this name."""
         return name in self._names
 
+    def names(self, text: str) -> bool:
+        """Whether a constant of the template is this text: the name of a role that it knows."""
+        return text in self._constants
+
     def mentions(self, text: str) -> bool:
-        """Whether a constant of the template holds this text: the name of a role that it knows."""
-        return any(isinstance(each, str) and text in each for each in self._texts)
+        """Whether this stands in the template's own text or in one of its constants."""
+        return any(text in each for each in (*self._constants, *self._texts))
 
     def render(
         self,

@@ -56,7 +56,7 @@ class Answer:
     Attributes:
         tokens: how many it has, the one that ended it included.
         end: why it has ended; None: it goes on.
-        cut: a stop string ended it, and the engine does not know.
+        cut: it was ended here, and the engine does not know.
         cached_tokens: of its prompt, see Delta.
     """
 
@@ -93,6 +93,12 @@ class Answer:
             return "timeout"
         asked = self.cut or self.end.stop_reason in self._rules.asked_ids
         return self.end.stop_reason if asked else None
+
+    def stop(self, too_many: int) -> None:
+        """Ends it before its last tokens, as nothing more is wanted of it."""
+        self.tokens -= too_many
+        if self.end is None:
+            self.end, self.cut = End("stop"), True
 
     def _pieces(self, delta: Delta) -> Iterator[Piece]:
         scores: Iterator[TokenScore] = iter(delta.scores or ())

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from photon_ext.layout import MOST_LOGPROBS
+from photon_ext.sampling.tools import Tools
 from photon_ext.serve.http.errors import bad_request
 from photon_ext.serve.http.fields import NotTaken
 from photon_ext.serve.http.form_fields import FormFields
@@ -27,9 +28,12 @@ class ChatRequest(SamplingFields, FormFields):
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
 
-    tools: Annotated[Any, NotTaken([])] = None
-    tool_choice: Annotated[Any, NotTaken("none", "auto")] = None
-    parallel_tool_calls: Annotated[Any, NotTaken(True, False)] = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    separate_reasoning: bool | None = Field(
+        default=True, description="Thoughts are in reasoning_content, not in content."
+    )
     functions: Annotated[Any, NotTaken([], instead="use tools")] = None
     function_call: Annotated[Any, NotTaken("none", "auto", instead="use tool_choice")] = None
     modalities: Annotated[Any, NotTaken(["text"])] = None
@@ -48,6 +52,17 @@ class ChatRequest(SamplingFields, FormFields):
     prompt_cache_retention: Annotated[Any, NotTaken("in_memory")] = None
     prompt_cache_options: Annotated[Any, NotTaken()] = None
     safety_identifier: str | None = Field(default=None, description="Of no effect.")
+
+    def asked_tools(self) -> Tools | None:
+        """Raises ApiError, ConfigError."""
+        tools = Tools.of(self.tools, self.tool_choice)
+        if tools is not None and tools.given and self.form():
+            raise bad_request(
+                "tools are given, and a form of the answer, which leaves no room for calls; give "
+                "one of them, or tool_choice 'none'",
+                "tools",
+            )
+        return tools
 
     @property
     def cap(self) -> int | None:

@@ -6,13 +6,15 @@ from collections.abc import AsyncGenerator
 from typing import Any, NamedTuple
 
 from photon_ext.models.text.chat_options import ChatOptions
+from photon_ext.sampling.tools import Tools
 from photon_ext.serve.contract import Delta
 from photon_ext.serve.http.answer import Answer, Piece
 from photon_ext.serve.http.asking import make_asks
 from photon_ext.serve.http.chat_request import ChatRequest
+from photon_ext.serve.http.choose_parser import choose_parser
 from photon_ext.serve.http.errors import bad_request
 from photon_ext.serve.http.model import ServedModel
-from photon_ext.serve.http.parts import AnswerParser, Part, PlainText
+from photon_ext.serve.http.parts import AnswerParser, Part
 from photon_ext.serve.http.run import Run
 from photon_ext.serve.http.token_names import TokenNames
 from photon_ext.serve.http.usage import Usage
@@ -51,7 +53,13 @@ class ChatAnswer:
 
     def take(self, delta: Delta) -> list[Turn]:
         """Raises AnswerFailed, RequestError."""
-        turns = [self._turn(piece) for piece in self.answer.take(delta)]
+        turns = []
+        pieces = self.answer.take(delta)
+        for count, piece in enumerate(pieces, 1):
+            turns.append(self._turn(piece))
+            if self._parser.full:
+                self.answer.stop(sum(each.token is not None for each in pieces[count:]))
+                break
         if self.answer.end is not None:
             turns.append(Turn(self._parser.finish(), None, self.finish_reason))
         return turns
@@ -60,7 +68,8 @@ class ChatAnswer:
     def finish_reason(self) -> str | None:
         """In OpenAI's words."""
         reason = self.answer.finish_reason
-        return "tool_calls" if reason == "stop" and self._parser.called else reason
+        called = self._parser.full or (reason == "stop" and self._parser.called)
+        return "tool_calls" if called and reason is not None else reason
 
     def _turn(self, piece: Piece) -> Turn:
         self.reasoning += self._parser.thinking and piece.token is not None
@@ -92,18 +101,30 @@ class ChatRun:
         """
         body.check_stream()
         adapter, texts = model.adapter(body.model), model.texts
+        tools = body.asked_tools()
+        form = body.form()
+        if tools is not None and tools.forced:
+            form = {"json_schema": tools.schema()}
+        parser = choose_parser(
+            texts.tokenizer,
+            tools,
+            body.parallel_tool_calls is not False,
+            body.separate_reasoning is not False,
+            bool(form),
+            model.settings.tool_parser,
+        )
         messages = [message.told(texts.speaks_of_developers) for message in body.messages]
         prompt = await texts.encode_chat(
-            messages, _options(body), body.add_generation_prompt is not False, size
+            messages, _options(body, tools), body.add_generation_prompt is not False, size
         )
-        special = {**body.form(), "logprobs": body.top}
+        special = {**form, "logprobs": body.top}
         asks, rules = make_asks([prompt.ids], body, special, body.cap, adapter, model.client.model)
         run = await Run.start(model.client, asks)
         skip = body.skip_special_tokens is not False
         answers = [
             ChatAnswer(
-                Answer(texts.tokenizer.detokenizer(skip), rules),
-                PlainText(),
+                Answer(texts.tokenizer.detokenizer(skip, parser.shown), rules),
+                parser.make(prompt.tail),
                 model.names,
                 body.top,
             )
@@ -149,11 +170,12 @@ class ChatRun:
         }
 
 
-def _options(body: ChatRequest) -> ChatOptions:
+def _options(body: ChatRequest, tools: Tools | None) -> ChatOptions:
     generation, goes_on = body.add_generation_prompt, bool(body.continue_final_message)
     if goes_on and generation and "add_generation_prompt" in body.model_fields_set:
         raise bad_request(
             "continue_final_message and add_generation_prompt are both true; give one of them",
             "continue_final_message",
         )
-    return ChatOptions.of((), body.chat_template_kwargs, goes_on, False)
+    given = () if tools is None else tools.given
+    return ChatOptions.of(given, body.chat_template_kwargs, goes_on, False)

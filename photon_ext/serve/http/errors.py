@@ -16,7 +16,7 @@ from photon_ext.serve.http.answer import AnswerFailed
 
 _LOG = logging.getLogger("photon_ext")
 _RETRY_S = 5  # after which a model may be loaded
-_PARAM = re.compile(r"(\w+) (?:is|has|holds|asks)\b")
+_PARAM = re.compile(r"(\w+) (?:is|are|has|have|hold|holds|asks)\b")
 # engine's names of what requests name otherwise
 _NAMES = {"max_new_tokens": "max_tokens", "lora": "model", "ids": "prompt", "json_schema": None}
 

@@ -46,10 +46,17 @@ class AnswerParser(Protocol):
     Attributes:
         thinking: what comes next is a thought, as far as that is known.
         called: a call has begun.
+        full: nothing that follows is wanted.
     """
 
-    thinking: bool
-    called: bool
+    @property
+    def thinking(self) -> bool: ...
+
+    @property
+    def called(self) -> bool: ...
+
+    @property
+    def full(self) -> bool: ...
 
     def feed(self, text: str) -> list[Part]:
         """The parts that are certain with this piece."""
@@ -61,8 +68,7 @@ class AnswerParser(Protocol):
 class PlainText:
     """All of the answer is said."""
 
-    thinking = False
-    called = False
+    thinking = called = full = False
 
     def feed(self, text: str) -> list[Part]:
         return [Said(text)] if text else []

@@ -90,7 +90,7 @@ class Texts:
     def speaks_of_developers(self) -> bool:
         """Whether the chat template knows the role "developer"."""
         template = self.tokenizer.chat_template
-        return template is not None and template.mentions("developer")
+        return template is not None and template.names("developer")
 
     async def run(self, size: int, work: Callable[[], Result]) -> Result:
         """Work on a text of about so many characters: here, or on another thread. Errors do not

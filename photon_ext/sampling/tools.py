@@ -10,7 +10,7 @@ from typing import Any
 
 from photon_ext.checks import as_tuple
 from photon_ext.errors import ConfigError, describe, shown
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.params import SamplingParams
 from photon_ext.sampling.schema_parts import schemas_in
 
 _CHOICES = ("auto", "none", "required")
@@ -68,20 +68,24 @@ class Tools:
                 "tool_choice asks for a call, and the parameters have a constraint as well; give "
                 "one of them"
             )
-        functions = [tool["function"] for tool in self.given]
-        chosen = [function for function in functions if function["name"] in self.forced]
-        if len(chosen) == 1:
-            schema = _call_schema(chosen[0], "#")
-        else:
-            calls = [_call_schema(one, f"#/anyOf/{i}") for i, one in enumerate(chosen)]
-            schema = {"anyOf": calls}
+        schema = self.schema()
         try:
             return replace(params, json_schema=schema)
         except ConfigError as error:
             raise ConfigError(
-                f"tool_choice asks for a call, and the json_schema of its {len(chosen)} tools is "
-                f"refused: {error}; give fewer tools, or simpler parameters"
+                f"tool_choice asks for a call, and the json_schema of its {len(self.forced)} tools "
+                f"is refused: {error}; give fewer tools, or simpler parameters"
             ) from error
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of a call of one of the forced functions, of which there is one at
+        least. Raises ConfigError: a function's parameters are no JSON schema.
+        """
+        functions = [tool["function"] for tool in self.given]
+        chosen = [function for function in functions if function["name"] in self.forced]
+        if len(chosen) == 1:
+            return _call_schema(chosen[0], "#")
+        return {"anyOf": [_call_schema(one, f"#/anyOf/{i}") for i, one in enumerate(chosen)]}
 
 
 @dataclass(frozen=True)
