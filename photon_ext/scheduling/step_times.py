@@ -96,10 +96,18 @@ class StepTimes:
         step = result.step
         if step is None:
             return None
-        us = self._since_last(busy) if step.span is None else None
-        if step.batch is None or not result.count:  # a step of dead rows alone ends early
-            return None
-        if step.span is None and self._is_repeat(step):
+        us: float | None = None
+        if step.span is None:
+            last, now = self._last_ns, self._clock()
+            self._last_ns = now if busy else None  # the device may have a rest
+            if step.batch is self._batch and not step.chunks:
+                self._repeats += 1
+                if self._repeats % EVERY:  # as nearly always
+                    return None
+            else:
+                self._batch, self._repeats = None if step.chunks else step.batch, 0
+            us = None if last is None else (now - last) / 1e3
+        if not result.count:  # a step of dead rows alone ends early
             return None
         load = StepLoad.of(step)
         if load is None or (step.chunks and load.prompt_tokens not in self.budgets):
@@ -109,16 +117,3 @@ class StepTimes:
             return None
         self.add(load, us)
         return load
-
-    def _is_repeat(self, step: Step) -> bool:
-        """Whether it is one of many decode steps of the same rows, and not to be timed."""
-        repeats = step.batch is self._batch
-        self._batch = None if step.chunks else step.batch
-        self._repeats = self._repeats + 1 if repeats and not step.chunks else 0
-        return self._repeats % EVERY > 0
-
-    def _since_last(self, busy: bool) -> float | None:
-        """Microseconds since the commit before; None where the device may have had a rest."""
-        last, now = self._last_ns, self._clock()
-        self._last_ns = now if busy else None
-        return None if last is None else (now - last) / 1e3
