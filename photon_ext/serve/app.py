@@ -21,6 +21,7 @@ from photon_ext.serve.http.chat import ChatEndpoint
 from photon_ext.serve.http.completions import CompletionEndpoint
 from photon_ext.serve.http.errors import status_error
 from photon_ext.serve.http.gate import Gate
+from photon_ext.serve.http.metrics import MetricsEndpoint
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.models_list import ModelEndpoints
 from photon_ext.serve.http.respond import Json
@@ -111,6 +112,11 @@ class _App(FastAPI):
         self._get("/health", health, documents.State, states=(503,))
         self._get("/ready", ready, documents.State, states=(503,))
         self._get("/version", version, documents.Version)
+        text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+        metrics: dict[int | str, Any] = {200: text}
+        self.get("/metrics", response_model=None, responses={**metrics, **_errors((503,))})(
+            MetricsEndpoint(model).answer
+        )
 
     def _get(
         self,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from photon_ext.observe.meter import MeterSnapshot
 from photon_ext.serve.contract import (
     Ask,
     Busy,
@@ -20,6 +21,16 @@ from photon_ext.serve.contract import (
     Scores,
 )
 
+STATS: dict[str, Any] = {
+    **{field.name: 0 for field in fields(MeterSnapshot)},
+    "device": "cpu",
+    "host_s": {"launch": 0.5},
+    "step_gap_us": None,
+    "step_gap_p99_us": 7.0,
+    "tokens": 5,
+    "pages_held": 3,
+    "pages_free": 9,
+}
 CARD = ModelCard(
     model="stub",
     path="stub",
@@ -116,7 +127,9 @@ class StubClient:
         return Health(self.state)
 
     async def stats(self) -> dict[str, Any]:
-        return {"live": self.running, "waiting": 0}
+        if self.state == "gone":
+            raise EngineGone("the engine's process has ended")
+        return {**STATS, "live": self.running}
 
     async def load_adapter(self, name: str, path: str) -> None:
         self.card = replace(self.card, adapters=(*self.card.adapters, name))

@@ -39,6 +39,21 @@ def test_states_are_told(model_dir: Path) -> None:
     assert got(model_dir, "/version").json() == {"version": photon_ext.__version__}
 
 
+def test_metrics_have_the_names_that_dashboards_know(model_dir: Path) -> None:
+    text = got(model_dir, "/metrics").text
+    label = '{model_name="stub"}'
+    for name, value in (
+        ("vllm:num_requests_running", "0.0"),
+        ("vllm:generation_tokens_total", "5.0"),
+        ("vllm:kv_cache_usage_perc", "0.25"),
+        ("vllm:prefix_cache_hits_total", "0.0"),
+    ):
+        assert f"{name}{label} {value}\n" in text
+    assert 'photon_step_gap_seconds{quantile="0.99"} 7e-06\n' in text
+    client = StubClient(says("Hi"), state="gone")
+    assert got(model_dir, "/metrics", client).status_code == 503
+
+
 def test_a_tokenizer_that_cannot_be_read_is_not_ready(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
