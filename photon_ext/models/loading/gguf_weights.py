@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from gguf import MODEL_ARCH, get_tensor_name_map
 
@@ -10,6 +13,8 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loading.gguf_config import ROPE_FACTORS
 from photon_ext.models.loading.gguf_file import GgufFile
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
+
+MOST_THREADS = 8  # each has a tensor in float32
 
 
 def unpermute_heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
@@ -38,13 +43,18 @@ def load_gguf_weights(
     names = {name: table.get_name(name, (".weight",)) or name for name in slots}
     _check_tensors(file, {names[name]: slot.shape for name, slot in slots.items()})
     weights = empty_weights(config, dtype, device)
-    for name, slot in weight_slots(weights):
+
+    def fill(name: str, slot: torch.Tensor) -> None:
         tensor = file.tensor(names[name])
         if config.family is Family.LLAMA and name.endswith(("q_proj.weight", "k_proj.weight")):
             tensor = unpermute_heads(
                 tensor, config.q_heads if "q_proj" in name else config.kv_heads
             )
         slot.copy_(tensor)
+
+    with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
+        for filled in [threads.submit(fill, *named) for named in weight_slots(weights)]:
+            filled.result()
     return weights
 
 
