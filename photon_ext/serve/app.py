@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from photon_ext import __version__
 from photon_ext.serve.contract import Client
 from photon_ext.serve.http import documents
+from photon_ext.serve.http.anthropic import MessagesEndpoint
 from photon_ext.serve.http.chat import ChatEndpoint
 from photon_ext.serve.http.completions import CompletionEndpoint
 from photon_ext.serve.http.errors import status_error
@@ -80,6 +81,10 @@ class _App(FastAPI):
         chat, completion = ChatEndpoint(model), CompletionEndpoint(model)
         self._post("/v1/chat/completions", chat.answer, documents.ChatCompletion, _EVENTS)
         self._post("/v1/completions", completion.answer, documents.Completion, _EVENTS)
+        messages, path = MessagesEndpoint(model), "/v1/messages"
+        wrong = documents.AnthropicError
+        self._post(path, messages.answer, documents.AnthropicMessage, _EVENTS, wrong)
+        self._post(f"{path}/count_tokens", messages.count, documents.TokenCount, None, wrong)
 
     def _add_model(self, model: ServedModel) -> None:
         models, tokens = ModelEndpoints(model), TokenizeEndpoints(model)
@@ -131,8 +136,15 @@ class _App(FastAPI):
         told |= {status: {"model": answer} for status in states}
         self.get(path, response_model=None, responses=told)(endpoint)
 
-    def _post(self, path: str, endpoint: Any, answer: Any, streamed: Any = None) -> None:
-        told = {200: {"model": answer, "content": streamed or {}}, **_errors(_ERRORS)}
+    def _post(
+        self,
+        path: str,
+        endpoint: Any,
+        answer: Any,
+        streamed: Any = None,
+        wrong: Any = documents.ErrorBody,
+    ) -> None:
+        told = {200: {"model": answer, "content": streamed or {}}, **_errors(_ERRORS, wrong)}
         self.post(path, response_model=None, responses=told)(endpoint)
 
     def openapi(self) -> dict[str, Any]:
@@ -148,11 +160,8 @@ class _App(FastAPI):
         return self.openapi_schema or {}
 
 
-def _errors(statuses: Any) -> dict[int | str, Any]:
-    return {
-        status: {"model": documents.ErrorBody, "description": _ERRORS[status]}
-        for status in statuses
-    }
+def _errors(statuses: Any, wrong: Any = documents.ErrorBody) -> dict[int | str, Any]:
+    return {status: {"model": wrong, "description": _ERRORS[status]} for status in statuses}
 
 
 def _lifespan(model: ServedModel) -> Any:
@@ -179,4 +188,4 @@ async def _load(model: ServedModel) -> None:
 async def _told_status(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     told = status_error(error.status_code, request.method, request.url.path)
-    return Json(told.body(), told.status, error.headers)
+    return Json(told.body_for(request.url.path), told.status, error.headers)

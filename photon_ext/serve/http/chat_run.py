@@ -16,6 +16,7 @@ from photon_ext.serve.http.errors import bad_request
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.parts import AnswerParser, Part
 from photon_ext.serve.http.run import Run
+from photon_ext.serve.http.texts import ChatPrompt
 from photon_ext.serve.http.token_names import TokenNames
 from photon_ext.serve.http.usage import Usage
 
@@ -113,10 +114,7 @@ class ChatRun:
             bool(form),
             model.settings.tool_parser,
         )
-        messages = [message.told(texts.speaks_of_developers) for message in body.messages]
-        prompt = await texts.encode_chat(
-            messages, _options(body, tools), body.add_generation_prompt is not False, size
-        )
+        prompt = await chat_prompt(model, body, tools, size)
         special = {**form, "logprobs": body.top}
         asks, rules = make_asks([prompt.ids], body, special, body.cap, adapter, model.client.model)
         run = await Run.start(model.client, asks)
@@ -168,6 +166,16 @@ class ChatRun:
             "completion_tokens": usage.completion,
             "finish_reasons": [one.finish_reason for one in self.answers],
         }
+
+
+async def chat_prompt(
+    model: ServedModel, body: ChatRequest, tools: Tools | None, size: int
+) -> ChatPrompt:
+    """A conversation, rendered and encoded. Raises as Texts.encode_chat, EngineStarting."""
+    texts = model.texts
+    messages = [message.told(texts.speaks_of_developers) for message in body.messages]
+    generation = body.add_generation_prompt is not False
+    return await texts.encode_chat(messages, _options(body, tools), generation, size)
 
 
 def _options(body: ChatRequest, tools: Tools | None) -> ChatOptions:

@@ -20,6 +20,15 @@ _PARAM = re.compile(r"(\w+) (?:is|are|has|have|hold|holds|asks)\b")
 # engine's names of what requests name otherwise
 _NAMES = {"max_new_tokens": "max_tokens", "lora": "model", "ids": "prompt", "json_schema": None}
 
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+
 
 class ApiError(Exception):
     """An answer that is an error.
@@ -50,6 +59,15 @@ class ApiError(Exception):
     def body(self) -> dict[str, Any]:
         fields = {"message": self.message, "type": self.kind, "param": self.param}
         return {"error": {**fields, "code": self.code}}
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """The same in Anthropic's shape."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """In the shape that clients of a path read."""
+        return self.anthropic_body() if path.startswith("/v1/messages") else self.body()
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

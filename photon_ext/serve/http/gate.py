@@ -58,7 +58,7 @@ class Gate:
             self._check(scope)
             await self._app(scope, _Bounded(receive, self._max_body).receive, visit.send)
         except ApiError as error:
-            await error_response(error)(scope, receive, visit.send)
+            await error_response(error, scope["path"])(scope, receive, visit.send)
         finally:
             if self._access_log:
                 visit.log()

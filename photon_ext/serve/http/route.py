@@ -18,9 +18,9 @@ from photon_ext.serve.http.respond import Json
 Endpoint: TypeAlias = Callable[..., Awaitable[Response]]
 
 
-def error_response(error: Exception) -> Response:
+def error_response(error: Exception, path: str) -> Response:
     told = any_error(error)
-    return Json(told.body(), told.status, told.headers)
+    return Json(told.body_for(path), told.status, told.headers)
 
 
 class JsonRoute(APIRoute):
@@ -40,7 +40,7 @@ class JsonRoute(APIRoute):
             try:
                 return await endpoint(request)
             except Exception as error:
-                return error_response(error)
+                return error_response(error, request.url.path)
 
         return handle
 
@@ -61,7 +61,7 @@ class _WatchedAnswer(Response):
         except Exception as error:
             if "status" in scope["state"]:  # the answer has begun
                 raise
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     async def _watched(self, request: Request, receive: Receive, send: Send) -> None:
         _check_type(request.headers)
