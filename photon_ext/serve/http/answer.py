@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import NamedTuple
 
 from photon_ext.errors import PhotonError
@@ -66,15 +66,18 @@ class Answer:
         self.cut = False
         self.cached_tokens: int | None = None
         self._rules = rules
-        self._text: TextReader = TextReader(detokenizer)
+        self._stopped: StoppedText | None = None
         if rules.stops is not None:
-            self._text = StoppedText(detokenizer, rules.stops, rules.include_stop)
+            self._stopped = StoppedText(detokenizer, rules.stops, rules.include_stop)
+        self._text: TextReader = self._stopped or TextReader(detokenizer)
 
     def take(self, delta: Delta) -> list[Piece]:
         """The pieces of what has come. Raises AnswerFailed, RequestError."""
         if delta.cached_tokens is not None:
             self.cached_tokens = delta.cached_tokens
-        pieces = [*self._pieces(delta)]
+        pieces: list[Piece] = []
+        if self.end is None and not self._rules.hides_all:
+            self._read(delta, pieces)
         if delta.end is not None and self.end is None:
             self._finish(delta.end, pieces)
         return pieces
@@ -100,19 +103,17 @@ class Answer:
         if self.end is None:
             self.end, self.cut = End("stop"), True
 
-    def _pieces(self, delta: Delta) -> Iterator[Piece]:
-        scores: Iterator[TokenScore] = iter(delta.scores or ())
-        rules = self._rules
-        for token in () if rules.hides_all else delta.tokens:
-            if self.end is not None:
-                return
-            score = next(scores, None)
+    def _read(self, delta: Delta, pieces: list[Piece]) -> None:
+        scores = None if delta.scores is None else iter(delta.scores)
+        push, stop_ids, stopped = self._text.push, self._rules.stop_ids, self._stopped
+        for token in delta.tokens:
+            score = None if scores is None else next(scores, None)
             self.tokens += 1
-            hidden = token in rules.stop_ids and not rules.include_stop
-            text = "" if hidden else self._text.push(token)
-            yield Piece(text, token, score, hidden)
-            if isinstance(self._text, StoppedText) and self._text.found is not None:
-                self.end, self.cut = End("stop", self._text.found), True
+            hidden = token in stop_ids and not self._rules.include_stop
+            pieces.append(Piece("" if hidden else push(token), token, score, hidden))
+            if stopped is not None and stopped.found is not None:
+                self.end, self.cut = End("stop", stopped.found), True
+                return
 
     def _finish(self, end: End, pieces: list[Piece]) -> None:
         if end.finish_reason not in _FINISHES:

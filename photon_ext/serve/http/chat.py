@@ -135,6 +135,11 @@ class _ChatEvents:
             "model": run.name,
         }
         self._head = f'data: {json_bytes(fields).decode()[:-1]},"choices":['
+        self._heads = [
+            f'{self._head}{{"index":{index},"delta":' for index in range(len(run.answers))
+        ]
+        # what stands behind a delta, where it is always the same
+        self._plain = None if scored or self._options.continuous_usage_stats else self._tail()
         self._begun: set[int] = set()
         self._waiting: list[list[str]] = [[] for _ in run.answers]  # log-probabilities, no text yet
 
@@ -165,7 +170,11 @@ class _ChatEvents:
             if scored is not None:
                 waiting.append(scored)
             for part in parts:
-                events.append(self._event(index, _delta(part)))
+                if self._plain is not None and type(part) is Said:
+                    event = f'{self._heads[index]}{{"content":{quoted(part.text)}}}{self._plain}'
+                else:
+                    event = self._event(index, _delta(part))
+                events.append(event)
             if reason is not None:
                 events.append(self._event(index, "{}", reason))
         return events
@@ -176,15 +185,15 @@ class _ChatEvents:
             scored = f'{{"content":[{",".join(self._waiting[index])}]}}'
             self._waiting[index].clear()
         finish = "null" if reason is None else f'"{reason}"'
+        return f"{self._heads[index]}{delta}{self._tail(scored, finish)}"
+
+    def _tail(self, scored: str = "null", finish: str = "null") -> str:
         usage = ""
         if self._options.continuous_usage_stats:
             usage = f',"usage":{json_bytes(self._run.usage.told()).decode()}'
         elif self._options.include_usage:
             usage = ',"usage":null'
-        return (
-            f'{self._head}{{"index":{index},"delta":{delta},"logprobs":{scored},'
-            f'"finish_reason":{finish}}}]{usage}}}\n\n'
-        )
+        return f',"logprobs":{scored},"finish_reason":{finish}}}]{usage}}}\n\n'
 
 
 def _delta(part: Part) -> str:
