@@ -26,6 +26,7 @@ from photon_ext.serve.http.metrics import MetricsEndpoint
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.models_list import ModelEndpoints
 from photon_ext.serve.http.respond import Json
+from photon_ext.serve.http.responses import ResponsesEndpoint
 from photon_ext.serve.http.route import JsonRoute
 from photon_ext.serve.http.tokenizing import TokenizeEndpoints
 from photon_ext.serve.settings import ServeSettings
@@ -81,6 +82,8 @@ class _App(FastAPI):
         chat, completion = ChatEndpoint(model), CompletionEndpoint(model)
         self._post("/v1/chat/completions", chat.answer, documents.ChatCompletion, _EVENTS)
         self._post("/v1/completions", completion.answer, documents.Completion, _EVENTS)
+        responses = ResponsesEndpoint(model)
+        self._post("/v1/responses", responses.answer, documents.Response, _EVENTS)
         messages, path = MessagesEndpoint(model), "/v1/messages"
         wrong = documents.AnthropicError
         self._post(path, messages.answer, documents.AnthropicMessage, _EVENTS, wrong)

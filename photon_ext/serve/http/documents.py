@@ -183,3 +183,27 @@ class AnthropicMessage(BaseModel):
 
 class TokenCount(BaseModel):
     input_tokens: int
+
+
+class CachedTokens(BaseModel):
+    cached_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: CachedTokens
+    output_tokens: int
+    output_tokens_details: CompletionTokens
+    total_tokens: int
+
+
+class Response(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[dict[str, Any]]
+    usage: ResponseUsage
+    incomplete_details: dict[str, str] | None
+    metadata: dict[str, str]
