@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -44,7 +43,7 @@ class EngineLink:
         self.reader = FrameReader(UP)
         self.cut: str | None = None
         self.requests: dict[int, Request] = {}
-        self.shown_ids: array[int] | None = None
+        self.shown_ids: bytes | None = None
         self._wake = wake
         self._lock = threading.Lock()
         self._unsent: deque[memoryview] = deque()

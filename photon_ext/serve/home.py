@@ -57,17 +57,17 @@ class LocalHome:
         from photon_ext.serve.hub import Hub
 
         self.engine, self.card = open_engine(model, options, adapters or {})
-        self._hub = Hub(self.engine, self.card, None)
-        self._hub.start()
+        self.hub = Hub(self.engine, self.card, None)
+        self.hub.start()
 
     def client_socket(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        self._hub.connect(theirs)
+        self.hub.connect(theirs)
         return ours
 
     def why(self) -> str:
         return ""
 
     def close(self) -> None:
-        self._hub.close()
+        self.hub.close()
         self.engine.close()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from photon_ext.serve.engine_link import EngineLink
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Route:
     """The way of one answer.
 
@@ -33,11 +33,17 @@ class Route:
 
 
 class _Share(NamedTuple):
-    """The places of a client's answers in a step, and their numbers."""
+    """A client's answers in a step.
+
+    Attributes:
+        places: of them in the step's columns; None: they are all that are there.
+        numbers: the client's own, int64.
+    """
 
     link: EngineLink
-    places: tuple[int, ...]
-    numbers: array[int]
+    routes: list[Route]
+    places: list[int] | None
+    numbers: bytes
 
 
 class TokenRouter:
@@ -71,23 +77,16 @@ class TokenRouter:
             self._shares = self._shares_of(output.ids)
         even = output.counts.count(1) == len(output.counts)
         if even and not (output.logprobs or output.ends) and all(map(_is_told, self._shares)):
-            self._tell_even(output.tokens)
+            for share in self._shares:
+                share.link.send(Tokens(_own(share, output)[0]))
         else:
             self._tell_uneven(output)
 
-    def _tell_even(self, tokens: bytes) -> None:
-        """Each answer got a token, and each client knows whose they are."""
-        if len(self._shares) == 1 and 4 * len(self._shares[0].places) == len(tokens):
-            self._shares[0].link.send(Tokens(tokens))
-            return
-        column = array("i", tokens)
-        for share in self._shares:
-            own = array("i", map(column.__getitem__, share.places))
-            share.link.send(Tokens(own.tobytes()))
-
     def _tell_uneven(self, output: StepOutput) -> None:
-        told = {id(share.link): (share.link, self._tokens(share, output)) for share in self._shares}
+        told: dict[int, Tokens] = {}
+        links = [share.link for share in self._shares]
         for share in self._shares:
+            told[id(share.link)] = self._tokens(share, output)
             share.link.shown_ids = share.numbers
         for end in output.ends:
             route = self._routes.pop(end.id, None)
@@ -95,50 +94,68 @@ class TokenRouter:
                 continue
             link = route.link
             if id(link) not in told:  # none of its answers got a token
-                told[id(link)] = link, Tokens(b"", b"", b"")
+                links.append(link)
+                told[id(link)] = Tokens(b"", b"", b"")
                 link.shown_ids = None
-            message = told[id(link)][1]
+            message = told[id(link)]
             message.ends.append(EndOf(route.number, *end[1:]))
             if not route.begun:
-                message.cached[route.number] = route.request.cached_tokens
-            if route.scores_prompt:
-                self._scores_ready(route)
+                self._begin(route, message)
             link.requests.pop(route.number, None)
-        for link, message in told.values():
-            link.send(message)
+        for link in links:
+            link.send(told[id(link)])
 
     def _tokens(self, share: _Share, output: StepOutput) -> Tokens:
-        ids, tokens = array("q", output.ids), array("i", output.tokens)
-        begins = list(accumulate(output.counts, initial=0))
-        counts = bytes(map(output.counts.__getitem__, share.places))
-        own = array("i")
-        for place, count in zip(share.places, counts, strict=True):
-            own.extend(tokens[begins[place] : begins[place] + count])
-        told = Tokens(own.tobytes(), share.numbers.tobytes(), counts)
-        for place, number, count in zip(share.places, share.numbers, counts, strict=True):
-            route = self._routes.get(ids[place])
-            if route is None or not count:  # it has ended, in a step before; or waits for its mask
-                continue
-            if not route.begun:
-                route.begun = True
-                told.cached[number] = route.request.cached_tokens
-            if route.scores_prompt:
-                route.scores_prompt = False
-                self._scores_ready(route)
-            if found := output.logprobs.get(ids[place]):
-                told.scores[number] = PackedScores.of(found)
+        tokens, counts = _own(share, output)
+        told = Tokens(tokens, share.numbers, counts)
+        for route, count in zip(share.routes, counts, strict=True):
+            if not route.begun and count:
+                self._begin(route, told)
+        for request_id, found in output.logprobs.items():
+            of = self._routes.get(request_id)
+            if of is not None and of.link is share.link:
+                told.scores[of.number] = PackedScores.of(found)
         return told
+
+    def _begin(self, route: Route, told: Tokens) -> None:
+        """Its first token, or its end without one."""
+        route.begun = True
+        told.cached[route.number] = route.request.cached_tokens
+        if route.scores_prompt:
+            self._scores_ready(route)
 
     def _shares_of(self, ids: bytes) -> list[_Share]:
         """Of links that have answers in this step."""
-        found: dict[int, tuple[EngineLink, list[int], array[int]]] = {}
-        for place, request_id in enumerate(array("q", ids)):
-            route = self._routes.get(request_id)
-            if route is not None:
-                _, places, numbers = found.setdefault(id(route.link), (route.link, [], array("q")))
-                places.append(place)
-                numbers.append(route.number)
-        return [_Share(link, tuple(places), numbers) for link, places, numbers in found.values()]
+        routes = [*map(self._routes.get, array("q", ids))]
+        links = {id(route.link): route.link for route in routes if route is not None}
+        if len(links) == 1 and None not in routes:
+            everybody = [route for route in routes if route is not None]
+            return [_Share(everybody[0].link, everybody, None, _numbers(everybody))]
+        shares = []
+        for link in links.values():
+            own = [(i, one) for i, one in enumerate(routes) if one is not None and one.link is link]
+            theirs = [route for _, route in own]
+            shares.append(_Share(link, theirs, [place for place, _ in own], _numbers(theirs)))
+        return shares
+
+
+def _own(share: _Share, output: StepOutput) -> tuple[bytes, bytes]:
+    """The tokens and counts of its answers."""
+    if share.places is None:
+        return output.tokens, output.counts
+    tokens = array("i", output.tokens)
+    counts = bytes(map(output.counts.__getitem__, share.places))
+    if len(tokens) == len(output.counts) == output.counts.count(1):
+        return array("i", map(tokens.__getitem__, share.places)).tobytes(), counts
+    begins = list(accumulate(output.counts, initial=0))
+    own = array("i")
+    for place, count in zip(share.places, counts, strict=True):
+        own.extend(tokens[begins[place] : begins[place] + count])
+    return own.tobytes(), counts
+
+
+def _numbers(routes: list[Route]) -> bytes:
+    return array("q", [route.number for route in routes]).tobytes()
 
 
 def _is_told(share: _Share) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import socket
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from photon_ext.engine import Engine
 from photon_ext.sampling import SamplingParams
@@ -446,3 +450,75 @@ def test_what_is_cancelled_before_it_is_asked_for_is_no_fault(home: LocalHome) -
 
 def submit(number: int, ids: list[int], params: dict[str, Any], n: int = 1) -> Submit:
     return Submit(number, array("i", ids).tobytes(), params, n, 0, None, None, None)
+
+
+def save_adapter(folder: Path, seed: int) -> Path:
+    """A LoRA of the model of tiny.py, large enough to change tokens."""
+    noise = torch.Generator().manual_seed(seed)
+    base = "base_model.model.model.layers.0.mlp.down_proj"
+    tensors = {
+        f"{base}.lora_A.weight": torch.randn(4, 48, generator=noise),
+        f"{base}.lora_B.weight": torch.randn(32, 4, generator=noise),
+    }
+    folder.mkdir()
+    values = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    save_file(tensors, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_adapters_come_and_go_for_all_clients(model: str, tmp_path: Path) -> None:
+    """And requests that name one have its tokens."""
+    path = str(save_adapter(tmp_path / "a", 1))
+    params = {"max_new_tokens": 12, "ignore_eos": True}
+    home = LocalHome(model, {"device": "cpu", "max_rows": 2, "lora_slots": 1}, {"first": path})
+
+    async def test(client: EngineClient) -> None:
+        other = EngineClient(home.client_socket())
+        assert (await other.ready()).adapters == ("first",)
+        await client.load_adapter("second", str(save_adapter(tmp_path / "b", 2)))
+        assert client.model.adapters == ("first", "second")
+        asks = [Ask((1, 2, 3), params, adapter=name) for name in (None, "first", "second")]
+        found = [(await tokens(await other.generate(ask)))[0] for ask in asks]
+        assert len(set(map(tuple, found))) == 3
+        assert other.model.adapters == ("first", "second")
+        with pytest.raises(BadAsk, match="already"):
+            await client.load_adapter("second", path)
+        with pytest.raises(BadAsk, match="adapter_config"):
+            await client.load_adapter("third", str(tmp_path))
+        await client.unload_adapter("second")
+        with pytest.raises(BadAsk) as caught:
+            await client.generate(asks[2])
+        assert caught.value.param == "adapter"
+        await other.close()
+
+    try:
+        run(home, test)
+        until(lambda: is_empty(home.engine))
+    finally:
+        home.close()
+
+
+def test_hazard_b1_an_engine_that_crashes_tells_its_clients(model: str) -> None:
+    """Requests in flight end with its error; later ones hear that it is gone."""
+    home = LocalHome(model, {"device": "cpu", "max_rows": 2})
+    crashes: list[str] = []
+    home.hub.crashed = crashes.append
+
+    def crash() -> float:
+        raise RuntimeError("planted")
+
+    async def test(client: EngineClient) -> None:
+        generation = await client.generate(Ask((1,), LONG))
+        home.engine._loop._admit = crash  # type: ignore[method-assign, assignment]
+        told = [one async for deltas in generation for one in deltas]
+        assert told[-1].end is not None
+        assert told[-1].end.finish_reason == "error"
+        assert "planted" in (told[-1].end.error or "")
+        with pytest.raises(EngineGone, match="planted"):
+            await client.generate(Ask((1,)))
+
+    run(home, test)
+    until(lambda: crashes)
+    assert "planted" in crashes[0]
+    home.close()

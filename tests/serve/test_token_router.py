@@ -18,7 +18,7 @@ class Client:
 
     def __init__(self) -> None:
         self.requests: dict[int, Any] = {}
-        self.shown_ids: array[int] | None = None
+        self.shown_ids: bytes | None = None
         self.sent: list[Tokens] = []
         self.tokens: dict[int, list[int]] = {}
         self._ids: list[int] = []
