@@ -126,7 +126,7 @@ _LAZY = {
     "set_num_threads": "photon_ext._library",
 }
 
-_MODULES = ("ops", "observe", "reference", "runtime", "sampling")
+_MODULES = ("ops", "observe", "reference", "runtime", "sampling", "serve")
 
 __all__ = [
     "CaptureError",

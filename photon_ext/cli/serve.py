@@ -100,6 +100,7 @@ def _http_settings(arguments: argparse.Namespace) -> ServeSettings:
         app=arguments.app,
         max_body=arguments.max_body,
         access_log=arguments.access_log,
+        engine_timeout=arguments.engine_timeout,
         workers=arguments.http_workers or default_workers(),
     )
 

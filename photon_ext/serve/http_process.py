@@ -68,6 +68,7 @@ async def _serve(
     listening: socket.socket,
     on_ready: Callable[[], object],
 ) -> None:
+    client.frozen_s = settings.engine_timeout
     await client.connect()
     if settings.access_log:
         _log_access()

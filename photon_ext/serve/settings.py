@@ -24,6 +24,7 @@ class ServeSettings:
             chat template speaks of.
         max_body: bytes of a request's body at most.
         access_log: one line of JSON for each request (logger "photon_ext.access").
+        engine_timeout: seconds without a sign of life after which the engine counts as frozen.
         worker: number of this HTTP process, from 0 on, of how many `workers`.
     """
 
@@ -39,5 +40,6 @@ class ServeSettings:
     tool_parser: str | None = None
     max_body: int = 2**25
     access_log: bool = True
+    engine_timeout: float = 30.0
     worker: int = 0
     workers: int = 1
