@@ -128,7 +128,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     from photon_ext.cli.engine_flags import add_engine_flags
-    from photon_ext.serve.settings import ServeSettings
+    from photon_ext.serve.settings import TOOL_FORMATS, ServeSettings
 
     parser.add_argument("--host", default="127.0.0.1", help="by default 127.0.0.1")
     parser.add_argument(
@@ -159,6 +159,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--chat-template", metavar="FILE", help="a template of Jinja instead of the model's own"
+    )
+    parser.add_argument(
+        "--tool-parser",
+        choices=TOOL_FORMATS,
+        help="how the model writes calls of tools; by default as its chat template says",
     )
     parser.add_argument(
         "--max-body",

@@ -98,6 +98,7 @@ def _http_settings(arguments: argparse.Namespace) -> ServeSettings:
         lora_dir=arguments.lora_dir,
         chat_template=arguments.chat_template,
         app=arguments.app,
+        tool_parser=arguments.tool_parser,
         max_body=arguments.max_body,
         access_log=arguments.access_log,
         engine_timeout=arguments.engine_timeout,

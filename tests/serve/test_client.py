@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import random
 import socket
 import time
 from array import array
@@ -522,3 +523,61 @@ def test_hazard_b1_an_engine_that_crashes_tells_its_clients(model: str) -> None:
     until(lambda: crashes)
     assert "planted" in crashes[0]
     home.close()
+
+
+def test_random_traffic_leaves_nothing_behind(home: LocalHome) -> None:
+    """Answers that end, are left, run out of time or are refused, of clients that come and go: each
+    answer that is read to its end has one end, and the tokens that it should.
+    """
+    ends = 0
+
+    async def one(client: EngineClient, seed: int) -> None:
+        nonlocal ends
+        draw = random.Random(seed)
+        most = draw.choice([1, 3, 40, 400])
+        params: dict[str, Any] = {"max_new_tokens": most, "ignore_eos": True, "temperature": 1.0}
+        params |= draw.choice([{}, {}, {"logprobs": 2}, {"prompt_logprobs": 1}, {"seed": -1}])
+        params |= draw.choice([{}, {}, {}, {"regex": "[a-f]{3,500}"}, {"choice": ["yes", "no"]}])
+        n, late = draw.choice([1, 1, 2, 3]), draw.choice([None, None, 0.05])
+        ask = Ask(tuple(draw.choices(range(256), k=draw.choice([1, 20, 600]))), params, n, 0, late)
+        leaves_after = draw.choice([0, 1, 3, None, None, None])
+        try:
+            generation = await client.generate(ask)
+        except (BadAsk, Busy) as error:
+            assert isinstance(error, Busy) or params.get("seed") == -1  # noqa: PT017
+            return
+        found: list[list[Delta]] = [[] for _ in range(n)]
+        async with generation:
+            looks = 0
+            async for deltas in generation:
+                for delta in deltas:
+                    found[delta.index].append(delta)
+                looks += 1
+                if looks == leaves_after:
+                    return
+        for answer in found:
+            assert [delta.end is not None for delta in answer[:-1]].count(True) == 0
+            end, count = answer[-1].end, sum(len(delta.tokens) for delta in answer)
+            assert end is not None
+            if end.finish_reason == "length":
+                assert count == most
+            assert end.finish_reason in ("length", "stop", "timeout")
+            ends += 1
+
+    async def test(client: EngineClient) -> None:
+        await asyncio.gather(*(one(client, seed) for seed in range(30)))
+        other = EngineClient(home.client_socket())
+        await other.ready()
+        long = tokens(await other.generate(Ask((1,), LONG)))
+        leaving = asyncio.gather(long, *(one(other, seed) for seed in range(100, 160)))
+        staying = asyncio.gather(*(one(client, seed) for seed in range(200, 260)))
+        await asyncio.sleep(0.2)
+        await other.close()
+        with pytest.raises(EngineGone):
+            await leaving
+        await staying
+        await asyncio.sleep(0.1)
+        assert not client._answers
+
+    run(home, test)
+    assert ends > 30
