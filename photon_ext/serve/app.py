@@ -41,7 +41,9 @@ _ERRORS = {
     429: "As many requests run and wait as the engine takes; try again later.",
     503: "The engine is starting, or gone, or could not make the answer.",
 }
-_EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+_STRING = {"type": "string"}
+_EVENT = {"type": "object", "properties": {"data": _STRING, "event": _STRING}, "required": ["data"]}
+_EVENTS = {"text/event-stream": {"schema": _EVENT}}  # of each event
 
 
 def make_app(client: Client, settings: ServeSettings) -> ASGIApp:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, NamedTuple
 
 from photon_ext.models.text.chat_options import ChatOptions
@@ -133,8 +134,8 @@ class ChatRun:
     async def turns(self) -> AsyncGenerator[list[tuple[int, list[Turn]]], None]:
         """What has come of any answer since the last look. Raises EngineGone, AnswerFailed."""
         left = len(self.answers)
-        async with self._run as run:
-            async for deltas in run.deltas():
+        async with self._run as run, aclosing(run.deltas()) as coming:
+            async for deltas in coming:
                 found = []
                 for index, delta in deltas:
                     if delta.prompt_scores is not None:

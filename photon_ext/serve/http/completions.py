@@ -254,8 +254,8 @@ class _Completion:
         """What has come of any answer since the last look. Raises as `whole`."""
         left, n = len(self._choices), self._body.answers
         held: list[list[Delta]] = [[] for _ in self._choices]
-        async with self._run as run:
-            async for deltas in run.deltas():
+        async with self._run as run, aclosing(run.deltas()) as coming:
+            async for deltas in coming:
                 touched = set()
                 for index, delta in deltas:
                     held[index].append(delta)
