@@ -112,7 +112,8 @@ class FormDesk:
         self._count += 1
         end = time.monotonic() + self._deadline_s
         try:
-            frames.send(Compile(self._count, form.kind.value, form.text, form.whitespace))
+            asked = Compile(self._count, form.kind.value, form.text, form.whitespace)
+            frames.send(asked, self._deadline_s)
             made = self._answer(frames, end)
         except (EOFError, OSError) as error:
             self._lose()
@@ -126,6 +127,8 @@ class FormDesk:
                 f"{what} is refused: its compiler ended while it was at it, perhaps for want of "
                 "memory; make it simpler"
             ) from error
+        if made.passing:  # it ends, too
+            self._lose()
         if made.refused is not None:
             raise RequestError(made.refused)
         if made.host is not None:
@@ -144,13 +147,15 @@ class FormDesk:
 
     def _connected(self, what: str) -> BlockingFrames:
         """A compiler that is ready. Raises RequestError."""
+        if self._frames is not None and self._frames.ended:  # while nobody asked it
+            self._lose()
         while self._frames is None or not self._sockets.empty():
             try:
                 sock = self._sockets.get(timeout=STARTS_WITHIN_S)
                 self._lose()
                 frames = BlockingFrames(sock, FROM_COMPILER)
                 self._sock = sock
-                frames.send(self._start)
+                frames.send(self._start, STARTS_WITHIN_S)
                 told = frames.receive(STARTS_WITHIN_S)
             except (EOFError, OSError):
                 self._lose()

@@ -288,8 +288,21 @@ class BlockingFrames:
         self._sock, self._reader = sock, FrameReader(kinds)
         self._waiting: list[Any] = []
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: msgspec.Struct, seconds: float | None = None) -> None:
+        """Raises OSError: the other side has left; TimeoutError: it does not read."""
+        self._sock.settimeout(seconds)
         self._sock.sendall(frame(message))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has left, and nothing of it is left to be read."""
+        self._sock.settimeout(0)
+        try:
+            return not (self._waiting or self._sock.recv(1, socket.MSG_PEEK))
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def receive(self, seconds: float | None = None) -> Any:
         """Waits for the next message. Raises EOFError: the other side has left; TimeoutError."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.client import HTTPConnection
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from photon_ext.serve import Ask, EngineClient, EngineGone
+from photon_ext.serve import Ask, BadAsk, EngineClient, EngineGone
+from photon_ext.serve.supervisor import EngineSettings, Supervisor
 from tests.serve.processes import (
     APP,
     ROOT,
@@ -177,6 +179,30 @@ def test_a_client_hears_why_its_engine_cannot_start(model: str) -> None:
         await client.close()
 
     asyncio.run(test())
+
+
+def test_a_compiler_without_memory_refuses_forms_and_nothing_else(model: str) -> None:
+    options = {"device": "cpu", "max_rows": 2}
+    supervisor = Supervisor(EngineSettings(model, options, form_bytes=2**26))
+    client_socket, runs = supervisor.link(), threading.Thread(target=supervisor.run)
+    runs.start()
+
+    async def test() -> None:
+        client = EngineClient(client_socket)
+        await client.ready()
+        for form in ({"choice": ["yes"]}, {"choice": ["no"]}):  # of two compilers
+            with pytest.raises(BadAsk, match="cannot be compiled now"):
+                await client.generate(Ask((1,), form))
+        generation = await client.generate(Ask((1,), {"max_new_tokens": 3, "ignore_eos": True}))
+        told = [one async for deltas in generation for one in deltas]
+        assert sum(len(one.tokens) for one in told) == 3
+        await client.close()
+
+    try:
+        asyncio.run(test())
+    finally:
+        supervisor.stop()
+        runs.join()
 
 
 def _children_of(pid: int) -> list[int]:

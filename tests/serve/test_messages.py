@@ -63,8 +63,11 @@ def test_a_blocking_reader_waits_and_hears_of_the_end() -> None:
     with pytest.raises(TimeoutError):
         frames.receive(0.01)
     theirs.sendall(frame(Seen(1)) + frame(Seen(2)))
+    assert not frames.ended
     assert [frames.receive(1).beat, frames.receive(1).beat] == [1, 2]
+    assert not frames.ended
     theirs.close()
+    assert frames.ended
     with pytest.raises(EOFError):
         frames.receive(1)
     ours.close()

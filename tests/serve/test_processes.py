@@ -144,6 +144,14 @@ def test_a_form_whose_compiler_dies_is_refused_this_time_alone(server: Server) -
     until(server.is_empty)
 
 
+def test_a_compiler_that_dies_while_nobody_asks_is_replaced(server: Server) -> None:
+    (compiler,) = server.children("compiler_process")
+    kill(compiler)
+    until(lambda: not is_alive(compiler))
+    told = server.generated(ids=[1], params={**FORM, "choice": ["after", "wards"]})
+    assert end_of(told)[0] in ("stop", "length")
+
+
 def test_a_form_that_takes_too_long_is_refused_this_time_alone(server: Server) -> None:
     params = {**FORM, "choice": ["too", "long"]}
     (compiler,) = server.children("compiler_process")
