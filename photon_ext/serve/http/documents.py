@@ -187,6 +187,7 @@ class TokenCount(BaseModel):
 
 class CachedTokens(BaseModel):
     cached_tokens: int
+    cache_write_tokens: int
 
 
 class ResponseUsage(BaseModel):

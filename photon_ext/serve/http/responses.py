@@ -205,7 +205,7 @@ class _Answer:
             if reason is None
             else {
                 "input_tokens": usage.prompt,
-                "input_tokens_details": {"cached_tokens": usage.cached},
+                "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
                 "output_tokens": usage.completion,
                 "output_tokens_details": {"reasoning_tokens": usage.reasoning},
                 "total_tokens": usage.prompt + usage.completion,

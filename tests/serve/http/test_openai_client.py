@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response
 
-from tests.serve.http.server import HELLO, each_says, on_a_port, says
+from tests.serve.http.server import (
+    CHAT,
+    COMPLETIONS,
+    HELLO,
+    each_says,
+    events_of,
+    on_a_port,
+    post,
+    says,
+)
 from tests.serve.http.stub import StubClient, busy
 
 
@@ -142,3 +156,25 @@ def test_many_at_once(client: openai.OpenAI, address: str) -> None:
             return await asyncio.gather(*(ask(asking, i % 2 == 0) for i in range(40)))
 
     assert asyncio.run(asked()) == ["Hello!"] * 40
+
+
+@pytest.mark.parametrize("tools", [False, True])
+def test_answers_are_valid_by_the_clients_own_types(model_dir: Path, tools: bool) -> None:
+    """The client takes what it gets without a check; its types are made of OpenAI's document."""
+    call = '<think>hm</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    engine = StubClient(says(call if tools else "Hi"))
+    fields: dict[str, Any] = {"n": 2, "logprobs": True, "top_logprobs": 2}
+    if tools:
+        fields["tools"] = [{"type": "function", "function": {"name": "f"}}]
+    body = {"model": "stub", "messages": HELLO, **fields}
+    ChatCompletion.model_validate_json(post(engine, model_dir, CHAT, body).text, strict=True)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    for event in events_of(post(engine, model_dir, CHAT, body | options)):
+        ChatCompletionChunk.model_validate_json(json.dumps(event), strict=True)
+    prompt = {"prompt": ["a", "b"], "logprobs": 2}  # echo has null for a first token, as theirs
+    text = post(engine, model_dir, COMPLETIONS, prompt).text
+    Completion.model_validate_json(text, strict=True)
+    asked: dict[str, Any] = {"input": "Hi"}
+    if tools:
+        asked["tools"] = [{"type": "function", "name": "f", "parameters": {}, "strict": True}]
+    Response.model_validate_json(post(engine, model_dir, "/v1/responses", asked).text, strict=True)
