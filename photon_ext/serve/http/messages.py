@@ -99,12 +99,3 @@ class Message(Fields):
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
-
-
-class StreamedMessage(Fields):
-    """What an answer says, for the document: nothing is checked by it."""
-
-    role: Literal["assistant"]
-    content: str | None
-    reasoning_content: str | None = None
-    tool_calls: list[CallMade] | None = None
