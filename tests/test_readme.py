@@ -21,7 +21,7 @@ PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("*/README.md")])
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 BLOCKS = [text for kind, text in FENCE.findall(README) if kind == "python"]
-ENGINE, OWN, TIMELINE = BLOCKS
+CLIENT, ENGINE, OWN = BLOCKS
 
 
 def run(*blocks: str) -> dict[str, Any]:
@@ -46,11 +46,6 @@ def test_the_engine_answers_and_a_constraint_holds(capsys: pytest.CaptureFixture
 
 def test_a_forward_of_your_own_counts() -> None:
     assert run(OWN)["tokens"] == [5, 6, 7, 8]
-
-
-def test_a_timeline_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    run(TIMELINE)
-    assert capsys.readouterr().out.strip()
 
 
 def commands(start: str) -> list[str]:
@@ -87,7 +82,7 @@ def test_snippets_and_lists_for_tuples_pass_mypy(tmp_path: Path) -> None:
 
 def test_every_command_line_is_one() -> None:
     found = commands("photon-ext ")
-    assert len(found) == 7
+    assert len(found) == 6
     for line in found:
         words = shlex.split(line.split(" <")[0], comments=True)
         assert make_parser().parse_args(words[1:]).command == words[1]

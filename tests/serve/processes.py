@@ -23,17 +23,19 @@ APP = "tests.serve.stub_app:make_app"
 
 
 class Server:
-    """Started with the application of stub_app.py.
+    """Started with the application of stub_app.py, or the server's own.
 
     Attributes:
         process: the parent. port: where it serves.
         log: what it has written, in lines.
     """
 
-    def __init__(self, model: str, *arguments: str) -> None:
+    def __init__(self, model: str, *arguments: str, app: str | None = APP) -> None:
+        """`app`: None is the server's own."""
         line = [sys.executable, "-m", "photon_ext", "serve", "--model", model, "--port", "0"]
+        line += [] if app is None else ["--app", app]
         self.process = subprocess.Popen(
-            [*line, "--device", "cpu", "--app", APP, *arguments],
+            [*line, "--device", "cpu", *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
