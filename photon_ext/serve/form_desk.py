@@ -157,8 +157,10 @@ class FormDesk:
                 self._sock = sock
                 frames.send(self._start, STARTS_WITHIN_S)
                 told = frames.receive(STARTS_WITHIN_S)
-            except (EOFError, OSError):
+            except (EOFError, OSError) as error:
                 self._lose()
+                if isinstance(error, TimeoutError):
+                    self._hangs()
                 continue
             except Exception as error:  # queue.Empty
                 raise RequestError(

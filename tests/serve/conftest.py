@@ -35,3 +35,4 @@ def server(model: str) -> Iterator[object]:
         model, "--http-workers", "2", "--max-waiting", "40", "--form-timeout", "2"
     ) as started:
         yield started
+        print(*started.log, sep="\n")  # shown where a test has failed

@@ -120,9 +120,16 @@ def test_a_client_that_leaves_gives_its_row_back(server: Server) -> None:
     until(server.is_empty)
 
 
+def the_compiler(server: Server) -> int:
+    """Its process; where it has just died, the one after it."""
+    until(lambda: server.children("compiler_process"))
+    return server.children("compiler_process")[0]
+
+
 def test_a_form_whose_compiler_dies_is_refused_this_time_alone(server: Server) -> None:
     params = {**FORM, "choice": ["crash", "burn"]}
-    (compiler,) = server.children("compiler_process")
+    server.generated(ids=[1], params={**FORM, "choice": ["safe", "sound"]})  # it runs, and knows
+    compiler = the_compiler(server)
     answers: list[Any] = []
 
     def ask() -> None:
@@ -145,16 +152,17 @@ def test_a_form_whose_compiler_dies_is_refused_this_time_alone(server: Server) -
 
 
 def test_a_compiler_that_dies_while_nobody_asks_is_replaced(server: Server) -> None:
-    (compiler,) = server.children("compiler_process")
+    compiler = the_compiler(server)
     kill(compiler)
-    until(lambda: not is_alive(compiler))
+    until(lambda: the_compiler(server) != compiler)
     told = server.generated(ids=[1], params={**FORM, "choice": ["after", "wards"]})
     assert end_of(told)[0] in ("stop", "length")
 
 
 def test_a_form_that_takes_too_long_is_refused_this_time_alone(server: Server) -> None:
     params = {**FORM, "choice": ["too", "long"]}
-    (compiler,) = server.children("compiler_process")
+    server.generated(ids=[1], params={**FORM, "choice": ["in", "time"]})  # it runs, and knows
+    compiler = the_compiler(server)
     with stopped(compiler):
         response = server.post(ids=[1], params=params)
         assert response.status == 400
