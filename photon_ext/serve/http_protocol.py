@@ -6,9 +6,11 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_HEAD_BYTES = 2**16  # of the request line and headers
+MOST_HEAD_BYTES = 2**16  # of the request line and headers; of what follows a body, or part of it
 HEAD_S = 30.0  # in which they have to be complete
-_MESSAGE = b"the request line and headers have more than %d bytes; send less" % MOST_HEAD_BYTES
+_MESSAGE = b"the request line and headers, or trailers, have more than %d bytes; send less" % (
+    MOST_HEAD_BYTES
+)
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: %d\r\n\r\n%s" % (len(_MESSAGE), _MESSAGE)
@@ -16,12 +18,12 @@ _TOO_LARGE = (
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection. A head that is too large is answered with 431, one that takes too long with
-    nothing; then the connection is closed.
+    """One connection. A head that is too large is answered with 431, and so are trailers, which the
+    parser keeps; a head that takes too long is answered with nothing. Then the connection is
+    closed.
     """
 
-    _head_bytes = 0  # that have come of a head which is not complete
-    _in_head = True
+    _bare_bytes = 0  # that have come since a head was complete, or a byte of a body came
     _refused = False
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -36,10 +38,9 @@ class BoundedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._bare_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MOST_HEAD_BYTES:
+        if self._bare_bytes > MOST_HEAD_BYTES and not self._refused:
             self._refuse()
 
     def on_message_begin(self) -> None:
@@ -48,7 +49,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_bytes = False, 0
+        self._bare_bytes = 0
         self._forget_timer()
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MOST_HEAD_BYTES:
@@ -57,11 +58,11 @@ class BoundedHttp(HttpToolsProtocol):
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
+        self._bare_bytes = 0
         if not self._refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True
         if not self._refused:
             super().on_message_complete()
 

@@ -213,6 +213,15 @@ def test_a_head_that_is_too_large_is_refused(server: Server, name: bytes, end: b
     assert server.get("/health")[0] == 200
 
 
+@pytest.mark.parametrize("trailer", [b"x: y\r\n" * 2**17, b"x: " + b"y" * 2**20])
+def test_trailers_that_are_too_large_are_refused(server: Server, trailer: bytes) -> None:
+    """Behind a body of chunks; the parser would keep all of them."""
+    head = b"POST /generate HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    received = exchanged(server, head + b"2\r\n{}\r\n0\r\n" + trailer)
+    assert received.startswith(b"HTTP/1.1 431 "), received[:100]
+    assert server.get("/health")[0] == 200
+
+
 def test_requests_that_follow_each_other_on_a_connection_are_answered(server: Server) -> None:
     connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
     for _ in range(3):

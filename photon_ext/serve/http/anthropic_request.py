@@ -13,7 +13,7 @@ from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields, NotTaken, row_field
+from photon_ext.serve.http.fields import Fields, Many, NotTaken, row_field
 from photon_ext.serve.http.thought_parser import BEGIN
 
 _NO_EFFECT = "Of no effect: prompts share pages by their content."
@@ -63,7 +63,7 @@ Text = Annotated[TextBlock, BeforeValidator(_known_block)]
 class ToolResultBlock(Block):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Text] | None = None
+    content: str | Many[Text] | None = None
     is_error: bool | None = False
 
     @property
@@ -83,7 +83,7 @@ AnyBlock = Annotated[
 
 class Turn(Fields):
     role: Literal["user", "assistant"]
-    content: str | list[AnyBlock]
+    content: str | Many[AnyBlock]
 
     def told(self) -> Iterator[dict[str, Any]]:
         """The messages of a chat that this is. Raises ApiError."""
@@ -140,9 +140,9 @@ class CountRequest(Fields):
     """A conversation, whose tokens are counted."""
 
     model: str
-    messages: list[Turn] = Field(min_length=1)
-    system: str | list[Text] | None = None
-    tools: list[Tool] | None = None
+    messages: Many[Turn] = Field(min_length=1)
+    system: str | Many[Text] | None = None
+    tools: Many[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
@@ -180,7 +180,7 @@ class MessagesRequest(CountRequest):
     """Anthropic's fields."""
 
     max_tokens: int = Field(ge=1, le=INT32_MAX)
-    stop_sequences: list[str] | None = None
+    stop_sequences: Many[str] | None = None
     stream: bool | None = False
     temperature: float | None = row_field("temperature", most=1)
     top_p: float | None = row_field("top_p", least=0)

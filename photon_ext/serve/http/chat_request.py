@@ -9,7 +9,7 @@ from pydantic import Field
 from photon_ext.layout import MOST_LOGPROBS
 from photon_ext.sampling.tools import Tools
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import NotTaken
+from photon_ext.serve.http.fields import Many, NotTaken
 from photon_ext.serve.http.form_fields import FormFields
 from photon_ext.serve.http.messages import Message
 from photon_ext.serve.http.sampling_fields import SamplingFields
@@ -18,7 +18,7 @@ from photon_ext.serve.http.sampling_fields import SamplingFields
 class ChatRequest(SamplingFields, FormFields):
     """OpenAI's fields, and behind them those of chat templates."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Many[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=0, le=2**31 - 1)
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MOST_LOGPROBS)
@@ -28,7 +28,7 @@ class ChatRequest(SamplingFields, FormFields):
     continue_final_message: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
 
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     separate_reasoning: bool | None = Field(

@@ -22,8 +22,9 @@ def _prompts(value: Any) -> list[Any]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
-        if all(type(each) is int for each in value):
+        if type(value[0]) is int and all(type(each) is int for each in value):
             return [value]
+        _check_number(value)
         if all(isinstance(each, str) for each in value):
             return value
         if all(isinstance(each, list) and each and _are_ids(each) for each in value):
@@ -31,6 +32,15 @@ def _prompts(value: Any) -> list[Any]:
     raise PydanticCustomError(
         "not_taken", "give a text, a list of token ids, or a list of texts or of such lists"
     )
+
+
+def _check_number(prompts: list[Any]) -> None:
+    """Raises PydanticCustomError: there are more than one request may have."""
+    if len(prompts) > MOST_PROMPTS:
+        told = {"given": len(prompts), "most": MOST_PROMPTS}
+        raise PydanticCustomError(
+            "value_error", "prompt has {given} prompts; give at most {most}", told
+        )
 
 
 def _are_ids(value: list[Any]) -> bool:
@@ -67,10 +77,6 @@ class CompletionRequest(SamplingFields, FormFields):
                 f"best_of is {self.best_of} and n {self.answers}; this server shows all answers "
                 "that it makes: leave best_of out",
                 "best_of",
-            )
-        if len(self.prompt) > MOST_PROMPTS:
-            raise bad_request(
-                f"prompt has {len(self.prompt)} prompts; give at most {MOST_PROMPTS}", "prompt"
             )
         if self.echo and self.logprobs is not None and self.prompt_logprobs is not None:
             raise bad_request(

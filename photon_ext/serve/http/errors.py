@@ -15,6 +15,7 @@ from photon_ext.serve.contract import BadAsk, Busy, EngineGone, EngineStarting
 from photon_ext.serve.http.answer import AnswerFailed
 
 _LOG = logging.getLogger("photon_ext")
+_MOST_FAULTS = 2**12
 _RETRY_S = 5  # after which a model may be loaded
 _PARAM = re.compile(r"(\w+) (?:is|are|has|have|hold|holds|asks)\b")
 # engine's names of what requests name otherwise
@@ -133,6 +134,9 @@ def _param_of(message: str) -> str | None:
 
 def _invalid(error: ValidationError) -> ApiError:
     """The first thing that is wrong with a body; in unions, of the branch that went the deepest."""
+    count = error.error_count()
+    if count > _MOST_FAULTS:  # to list them would take longer than other clients should wait
+        return bad_request(f"the body has {count} faults; see /openapi.json", code="invalid_value")
     faults = error.errors(include_url=False, include_context=False)
     fault = max(faults[:100], key=lambda each: (each["type"] == "not_taken", len(each["loc"])))
     path, rest = _path(fault["loc"]), f"; {len(faults) - 1} more" if len(faults) > 1 else ""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields
+from photon_ext.serve.http.fields import Fields, Many
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -45,7 +45,7 @@ class FormFields(Fields):
 
     response_format: ResponseFormat | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Many[str] | None = None
     grammar: str | None = None
 
     def form(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from photon_ext.serve.http.fields import Fields, NotTaken
+from photon_ext.serve.http.fields import Fields, Many, NotTaken
 
 _EMPTY: list[Any] = []
 
@@ -71,9 +71,9 @@ class Message(Fields):
     """A turn. Fields that clients copy from an answer have to be empty."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[str | list[Part] | None, BeforeValidator(_content)] = None
+    content: Annotated[str | Many[Part] | None, BeforeValidator(_content)] = None
     name: str | None = None
-    tool_calls: list[CallMade] | None = None
+    tool_calls: Many[CallMade] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     refusal: Annotated[Any, NotTaken()] = None

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
-from photon_ext.serve.http.fields import Fields, NotTaken, row_field
+from photon_ext.serve.http.fields import Fields, Many, NotTaken, row_field
 
 _STATELESS = "nothing is stored here: send the whole conversation as input"
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -40,7 +40,7 @@ class TextContent(Fields):
     logprobs: Annotated[Any, NotTaken([])] = None
 
 
-Contents = list[Annotated[TextContent, _known(_TEXTS, "a part")]]
+Contents = Many[Annotated[TextContent, _known(_TEXTS, "a part")]]
 
 
 class Item(Fields):
@@ -77,7 +77,7 @@ class ReasoningText(Fields):
 class ReasoningItem(Item):
     type: Literal["reasoning"]
     summary: Annotated[Any, NotTaken([])] = None
-    content: list[ReasoningText] | None = None
+    content: Many[ReasoningText] | None = None
     encrypted_content: Annotated[Any, NotTaken()] = None
 
 
@@ -138,14 +138,14 @@ class ResponsesRequest(Fields):
     """OpenAI's fields."""
 
     model: str | None = None
-    input: str | list[AnyItem] = Field(min_length=1)
+    input: str | Many[AnyItem] = Field(min_length=1)
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, le=INT32_MAX)
     temperature: float | None = row_field("temperature")
     top_p: float | None = row_field("top_p", least=0)
     stream: bool | None = False
     stream_options: StreamFields | None = None
-    tools: list[Annotated[FunctionTool, _known(("function",), "a tool")]] | None = None
+    tools: Many[Annotated[FunctionTool, _known(("function",), "a tool")]] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
     text: TextFields | None = None

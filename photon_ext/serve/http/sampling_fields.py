@@ -9,7 +9,7 @@ from pydantic import Field
 from photon_ext.checks import INT32_MAX
 from photon_ext.sampling.params import SamplingParams
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields, NotTaken, row_field
+from photon_ext.serve.http.fields import Fields, Many, NotTaken, row_field
 
 MOST_ANSWERS = 128
 _SEEDS = 2**64
@@ -41,7 +41,7 @@ class SamplingFields(Fields):
     temperature: float | None = row_field("temperature")
     top_p: float | None = row_field("top_p", least=0)
     seed: int | None = Field(default=None, ge=-(2**63), le=_SEEDS - 1)
-    stop: str | list[str] | None = None
+    stop: str | Many[str] | None = None
     presence_penalty: float | None = row_field("presence_penalty")
     frequency_penalty: float | None = row_field("frequency_penalty")
     logit_bias: dict[str, float] | None = None
@@ -52,9 +52,9 @@ class SamplingFields(Fields):
     min_p: float | None = row_field("min_p")
     min_tokens: int | None = row_field("min_tokens")
     repetition_penalty: float | None = row_field("repetition_penalty")
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Many[int] | None = None
     include_stop_str_in_output: bool | None = False
-    bad_words: list[str] | None = None
+    bad_words: Many[str] | None = None
     ignore_eos: bool | None = False
     skip_special_tokens: bool | None = True
     prompt_logprobs: int | None = row_field("prompt_logprobs")

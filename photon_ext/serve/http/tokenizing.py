@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
@@ -12,10 +12,12 @@ from photon_ext.checks import check_ids
 from photon_ext.errors import RequestError
 from photon_ext.models.text.chat_options import ChatOptions
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields
+from photon_ext.serve.http.fields import Fields, Many
 from photon_ext.serve.http.messages import Message
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.respond import Json
+
+_MOST_TOKENS = 2**20
 
 
 class TokenizeRequest(Fields):
@@ -23,7 +25,7 @@ class TokenizeRequest(Fields):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(default=None, min_length=1)
+    messages: Many[Message] | None = Field(default=None, min_length=1)
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
@@ -33,7 +35,7 @@ class TokenizeRequest(Fields):
 
 class DetokenizeRequest(Fields):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(max_length=_MOST_TOKENS, fail_fast=True)]
 
 
 class TokenizeEndpoints:

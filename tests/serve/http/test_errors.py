@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +187,38 @@ def test_adapters_are_loaded_from_one_folder(model_dir: Path, tmp_path: Path) ->
     assert "bard" in client.card.adapters
     url = "/v1/unload_lora_adapter"
     assert sent(model_dir, client, changes, url=url, json=body).json()["status"] == "unloaded"
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (CHAT, b'{"messages": [' + b"{}, " * 2**20 + b"{}]}"),
+        (CHAT, b'{"messages": [{"role": "user", "content": [' + b"{}, " * 2**20 + b"{}]}]}"),
+        (COMPLETIONS, b'{"prompt": "a", "stop": [' + b"1, " * 2**20 + b"1]}"),
+        ("/detokenize", b'{"tokens": [' + b'"", ' * 2**20 + b'""]}'),
+        ("/v1/messages", b'{"messages": [' + b"{}, " * 2**20 + b"{}]}"),
+        ("/v1/responses", b'{"input": [' + b"{}, " * 2**20 + b"{}]}"),
+        (COMPLETIONS, b'{"a": 1, ' + b",".join(b'"%d": 1' % i for i in range(2**19)) + b"}"),
+    ],
+)
+def test_a_body_of_very_many_faults_does_not_hold_up_other_clients(
+    model_dir: Path, path: str, content: bytes
+) -> None:
+    """To find and list all of them takes ten seconds and more, in which nobody else is served."""
+    sent(model_dir, url="/version", method="GET")  # the app is made
+    began = time.perf_counter()
+    response = sent(model_dir, url=path, content=content)
+    assert response.status_code == 400
+    assert len(response.content) < 1000
+    assert time.perf_counter() - began < 4.0  # on an idle machine 0.1 s
+
+
+def test_no_list_of_a_request_is_without_bound(model_dir: Path) -> None:
+    schemas = sent(model_dir, url="/openapi.json", method="GET").json()["components"]["schemas"]
+    asked = {name: each for name, each in schemas.items() if name.endswith("Request")}
+    assert asked
+    for name, schema in asked.items():
+        for field, told in schema["properties"].items():
+            for each in [told, *told.get("anyOf", ())]:
+                if each.get("type") == "array" and field != "prompt":
+                    assert "maxItems" in each, (name, field)
