@@ -28,7 +28,7 @@ from photon_ext.engine.request_options import RequestKeywords, RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.spatial import SpatialSkills
 from photon_ext.engine.thread import EngineThread
-from photon_ext.errors import QueueFull, RequestError, shown
+from photon_ext.errors import ConfigError, QueueFull, RequestError, shown
 from photon_ext.models.loading.loader import load_model
 from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline
@@ -101,8 +101,9 @@ class Engine(SpatialSkills):
                 bits, which tokens must not show: no decode step's keys and values are computed
                 again by prefill, nor shared (see Pager and Sequence.requeue). None: the defaults.
 
-        Raises: as Pipeline; ConfigError, the pool has no page.
+        Raises: as Pipeline; ConfigError, the pool has no page, or these are no parts and options.
         """
+        _check_made(parts, options)
         options = EngineOptions() if options is None else options
         runtime, device, region, ends = parts.runtime, parts.device, parts.region, parts.eos_ids
         rows, chunk = runtime.table.max_rows, options.chunk or DEFAULT_CHUNK
@@ -335,6 +336,7 @@ class Engine(SpatialSkills):
         """
         self._queue.check_fork()  # first: another thread of the parent may have held any lock
         asked = RequestOptions.of(**options)
+        check_callable("announce", announce)
         count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
         made = self._input.make_answers(prompt, params, raw, asked, count)
         requests = [sequence.sink for sequence in made]
@@ -538,3 +540,14 @@ class Engine(SpatialSkills):
             for sequence in sequences:
                 sequence.sink.cancel()
             raise
+
+
+def _check_made(parts: object, options: object) -> None:
+    """Raises ConfigError."""
+    if not isinstance(parts, EngineParts):
+        raise ConfigError(
+            f"parts is {shown(parts)}; give EngineParts, or make the engine of a model by "
+            "Engine.from_pretrained"
+        )
+    if not (options is None or isinstance(options, EngineOptions)):
+        raise ConfigError(f"options is {shown(options)}; give EngineOptions, or None")

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from photon_ext.engine import Engine, EngineOptions, Request
+from photon_ext.engine.parts import EngineParts
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
 from photon_ext.models.layers.block import Block
 from photon_ext.models.layers.weight import Weight
@@ -341,6 +342,25 @@ def test_more_requests_than_rows_wait_their_turn(engine: Engine, expected: list[
 def test_raw_is_true_or_false(engine: Engine, bystander: Request) -> None:
     with pytest.raises(ConfigError, match="raw is 'no'; give True or False"):
         engine.submit(PROMPT, raw="no")  # type: ignore[arg-type]
+
+
+def test_what_is_called_before_a_request_is_queued_is_a_function(
+    engine: Engine, bystander: Request
+) -> None:
+    with pytest.raises(ConfigError, match="announce is 5; give a function, or None"):
+        engine.submit(PROMPT, announce=5)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("parts", ["smollm2", None])
+def test_an_engine_is_made_of_parts(parts: object) -> None:
+    with pytest.raises(ConfigError, match=r"parts is .*; give EngineParts, or .*from_pretrained"):
+        Engine(parts)  # type: ignore[arg-type]
+
+
+def test_an_engines_options_are_options() -> None:
+    parts = object.__new__(EngineParts)
+    with pytest.raises(ConfigError, match=r"options is .*; give EngineOptions"):
+        Engine(parts, {"max_rows": 2})  # type: ignore[arg-type]
 
 
 def test_sizes_may_be_numpys_numbers_and_are_plain_ones_from_then_on() -> None:
