@@ -138,8 +138,12 @@ class EngineLoop:
         arrivals = self._queue.collect(self._rest_s)
         probe.end()
         for sequence in arrivals.submitted:
+            if sequence.ended:  # by a cancel that came between its registration and this
+                continue
             self._scheduler.add(sequence)
             self._deadlines.add(sequence)
+            if sequence.sink.cancelled:  # before it was registered
+                self._end(sequence, End(FinishReason.CANCELLED))
         for request in arrivals.cancelled:
             if (found := self._scheduler.registry.find(request.id)) is not None:
                 self._end(found, End(FinishReason.CANCELLED))

@@ -70,6 +70,7 @@ class Request(TokenFeed):
         id: different from those of all other requests of the engine; StepOutput names it so.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
         cached_tokens: see Output; 0 before it gets a row.
+        cancelled: `cancel` was called; it may have ended otherwise, or not yet.
         constraint_on: see Output.
         objects: reads the objects of the answer; None: it is text.
         include_stop: the text shows the stop.
@@ -92,6 +93,7 @@ class Request(TokenFeed):
         self.id = next(queue.ids)
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
+        self.cancelled = False
         self.constraint_on = constraint_on
         self.objects = objects
         self.include_stop = include_stop
@@ -110,6 +112,7 @@ class Request(TokenFeed):
 
     def cancel(self) -> None:
         """Ends the request with finish reason "cancelled", unless it has ended. Returns at once."""
+        self.cancelled = True  # first: a request that is not queued yet is not found
         self._queue.cancel(self)
 
     def result(self, timeout: float | None = None) -> Output:

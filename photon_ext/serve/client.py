@@ -99,7 +99,11 @@ class EngineClient:
         return cls(home.client_socket(), home)
 
     async def __aenter__(self) -> EngineClient:
-        await self.ready()
+        try:
+            await self.ready()
+        except BaseException:  # nobody else ends the processes
+            await self.close()
+            raise
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -292,8 +296,14 @@ class EngineClient:
             self._answers.pop(number, None)
 
     def _lost(self, why: str) -> None:
-        if self._home is not None and (told := self._home.why()):
-            why = told
+        if self._home is None:
+            self._fail(EngineGone(why))
+            self.on_lost()
+        else:  # which may have to wait until it knows
+            asked = asyncio.get_running_loop().run_in_executor(None, self._home.why)
+            asked.add_done_callback(lambda told: self._lost_by(told.result() or why))
+
+    def _lost_by(self, why: str) -> None:
         self._fail(EngineGone(why))
         self.on_lost()
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from photon_ext.errors import ConfigError, EngineDeadError, PhotonError, QueueFull, describe
+from photon_ext.errors import ConfigError, EngineDeadError, PhotonError, QueueFull, RequestError, describe
 from photon_ext.sampling import SamplingParams
 from photon_ext.serve.contract import ModelCard
 from photon_ext.serve.engine_link import EngineLink, LinkCut
@@ -191,8 +191,8 @@ class Hub:
     def _submit(self, link: EngineLink, asked: Submit) -> None:
         try:
             params = _checked(asked)
-        except PhotonError as error:
-            link.send(_refused(asked.id, error))
+        except Exception as error:
+            link.send(_refused(asked.id, _told(error)))
             return
         form, queue = params.answer_grammar, partial(self.queue, link, asked, params)
         if form is None:
@@ -232,10 +232,10 @@ class Hub:
             )
         except LinkCut:
             link.forget(numbers)
-        except PhotonError as error:
+        except Exception as error:
             for request in made:
                 self._router.remove(request)
-            self.refuse(link, asked, error)
+            self.refuse(link, asked, _told(error))
         else:
             link.send(Accepted(asked.id))
 
@@ -317,6 +317,14 @@ def _checked(asked: Submit) -> SamplingParams:
         if name in asked.params:
             raise ConfigError(f"{name} is the client's: the engine makes no text; leave it out")
     return SamplingParams(**asked.params)
+
+
+def _told(error: Exception) -> PhotonError:
+    """What the client is told: a fault of the engine's own ends one request, and not its process."""
+    if isinstance(error, PhotonError):
+        return error
+    _LOG.error("a request failed by a fault of the engine", exc_info=error)
+    return RequestError(f"the engine failed at this request: {describe(error)}")
 
 
 def _refused(number: int, error: PhotonError) -> Refused:

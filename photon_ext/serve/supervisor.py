@@ -220,6 +220,8 @@ class Supervisor:
         reader = FrameReader(FROM_CHILD)
 
         def receive() -> None:
+            if child.channel.fileno() < 0:  # `end` came before, in the same look
+                return
             try:
                 data = child.channel.recv(2**16)
             except OSError:

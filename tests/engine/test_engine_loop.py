@@ -846,3 +846,34 @@ def test_host_time_is_split_by_phase() -> None:
     }
     assert stats.host_us["launch"] > 0
     assert (stats.steps, stats.decode_steps, stats.depth) == (5, 4, 2)
+
+
+@DEPTHS
+def test_a_cancel_before_a_request_is_queued_is_not_lost(depth: int) -> None:
+    """The engine thread took the cancel first, and found nobody of that name."""
+
+    def leave(requests: list[Request]) -> None:
+        requests[0].cancel()
+        time.sleep(0.05)  # the engine thread, which has nothing to do, takes it now
+
+    with scripted(depth) as engine:
+        assert engine.generate([[1]], SamplingParams(max_new_tokens=1))  # so that it runs
+        left = engine.submit([1, 2], LONG, announce=leave)
+        assert left.result(10.0).finish_reason == "cancelled"
+        assert not left.result().token_ids
+        assert engine.stats().live == 0
+
+
+def test_who_is_cancelled_while_being_queued_gets_no_row() -> None:
+    """Found by its name before it comes to the scheduler, it waited once more, and ran."""
+    engine = make(WatchedDevice(depth=2))
+    sequence = engine._input.make([1, 2], LONG, False, RequestOptions())
+    engine._scheduler.registry.add([sequence])
+    sequence.sink.cancel()
+    engine._loop._collect()
+    engine._queue._arrived.put((sequence,))
+    engine._loop._collect()
+    assert (sequence.ended, engine.waiting) == (True, 0)
+    engine._loop._turn()
+    assert sequence.sink.result(0.0).finish_reason == "cancelled"
+    engine.close()

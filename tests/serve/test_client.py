@@ -7,6 +7,7 @@ import gc
 import json
 import random
 import socket
+import threading
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
@@ -167,6 +168,80 @@ def test_a_wrong_ask_is_refused_by_name(
         assert word in str(caught.value)
 
     run(home, test)
+
+
+def test_a_fault_of_the_engine_ends_the_request_at_which_it_came(
+    home: LocalHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the thread for all clients, and with it the engine's process."""
+
+    def fault(*asked: object, **options: object) -> None:
+        raise MemoryError("planted")
+
+    async def test(client: EngineClient) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(home.engine, "submit", fault)
+            with pytest.raises(BadAsk, match="planted"):
+                await client.generate(Ask((1,)))
+        async with await client.generate(Ask((1,), {"max_new_tokens": 1})) as generation:
+            assert [one async for deltas in generation for one in deltas][-1].end is not None
+
+    run(home, test)
+
+
+def test_an_engine_whose_start_is_not_waited_for_is_ended() -> None:
+    class Home:
+        def __init__(self) -> None:
+            self.ours, self.engines = socket.socketpair()
+            self.closed = False
+
+        def client_socket(self) -> socket.socket:
+            return self.ours
+
+        def why(self) -> str:
+            return ""
+
+        def close(self) -> None:
+            self.closed = True
+            self.engines.close()
+
+    home = Home()
+
+    async def test() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(EngineClient(home.client_socket(), home).__aenter__(), 0.05)
+
+    asyncio.run(test())
+    assert home.closed
+
+
+def test_a_client_that_lost_its_engine_asks_why_beside_the_event_loop() -> None:
+    asked = threading.Event()
+
+    class Home:
+        def client_socket(self) -> socket.socket:
+            raise NotImplementedError
+
+        def why(self) -> str:
+            assert asked.wait(10.0), "the event loop waits"
+            return "planted"
+
+        def close(self) -> None: ...
+
+    ours, engines = socket.socketpair()
+
+    async def test() -> None:
+        client = EngineClient(ours, Home())
+        await client.connect()
+        engines.close()
+        await asyncio.sleep(0.05)
+        assert client.health().state == "starting"
+        asked.set()
+        with pytest.raises(EngineGone, match="planted"):
+            await client.ready()
+        await client.close()
+
+    asyncio.run(test())
 
 
 def test_one_of_n_answers_can_be_cancelled(home: LocalHome) -> None:
