@@ -112,7 +112,7 @@ def default_workers() -> int:
 
 
 def _bound(settings: ServeSettings) -> socket.socket:
-    """The socket, on which nobody listens before there is an HTTP process. Raises ConfigError."""
+    """The socket, where connections wait until there is an HTTP process. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from photon_ext.sampling.token_automaton import TokenAutomaton
 
 DEADLINE_S = 5.0
-STARTS_WITHIN_S = 60.0  # torch is imported, and a tokenizer read, perhaps on a busy machine
+STARTS_WITHIN_S = 60.0  # its modules are imported, and a tokenizer read, perhaps on a busy machine
 MOST_WAITING = 16  # each may take DEADLINE_S
 _LOG = logging.getLogger("photon_ext")
 Then = Callable[[], None]

@@ -17,14 +17,15 @@ class Answer:
     Attributes:
         closed: nothing more is wanted of it, or comes.
         inbox: of its request.
+        index: which of its request's answers it is.
     """
 
-    __slots__ = ("_delta", "_end", "_index", "_scores_left", "closed", "inbox")
+    __slots__ = ("_delta", "_end", "_scores_left", "closed", "inbox", "index")
 
     def __init__(self, inbox: Inbox, index: int, scores_prompt: bool) -> None:
         self.closed = False
         self.inbox = inbox
-        self._index = index
+        self.index = index
         self._delta: Delta | None = None
         self._end: End | None = None
         self._scores_left = scores_prompt
@@ -67,7 +68,7 @@ class Answer:
 
     def _fresh(self) -> Delta:
         if self._delta is None:
-            self._delta = Delta(self._index)
+            self._delta = Delta(self.index)
             self.inbox.tell(self)
         return self._delta
 
@@ -118,10 +119,11 @@ class Inbox:
     def cancel(self, index: int | None) -> list[int]:
         """Closes one answer, or all; returns the client's numbers of those that had not ended."""
         chosen = self.answers if index is None else [self.answers[index]]
-        numbers = [self._first + self.answers.index(one) for one in chosen if not one.closed]
+        numbers = [self._first + one.index for one in chosen if not one.closed]
         for answer in chosen:
             self.close(answer)
-        self._fresh = [one for one in self._fresh if one not in chosen]
+        gone = set(chosen)
+        self._fresh = [one for one in self._fresh if one not in gone]
         return numbers
 
     async def take(self) -> list[Delta]:

@@ -16,7 +16,14 @@ from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from photon_ext.errors import ConfigError, EngineDeadError, PhotonError, QueueFull, RequestError, describe
+from photon_ext.errors import (
+    ConfigError,
+    EngineDeadError,
+    PhotonError,
+    QueueFull,
+    RequestError,
+    describe,
+)
 from photon_ext.sampling import SamplingParams
 from photon_ext.serve.contract import ModelCard
 from photon_ext.serve.engine_link import EngineLink, LinkCut
@@ -320,7 +327,7 @@ def _checked(asked: Submit) -> SamplingParams:
 
 
 def _told(error: Exception) -> PhotonError:
-    """What the client is told: a fault of the engine's own ends one request, and not its process."""
+    """What the client is told: a fault at one request ends that one, and not the process."""
     if isinstance(error, PhotonError):
         return error
     _LOG.error("a request failed by a fault of the engine", exc_info=error)

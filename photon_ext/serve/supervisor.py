@@ -171,6 +171,8 @@ class Supervisor:
                 last = now
         finally:
             self._kill_all()
+            for sock in self._links:  # of an engine that could not be started
+                sock.close()
         return self._code
 
     # --- starting ---------------------------------------------------------------------------------
@@ -343,6 +345,9 @@ class Supervisor:
             text = "draining: %d requests run, %d wait, for %.0f s more at the most"
             running = max(self._beat.live - self._beat.waiting, 0)
             _LOG.warning(text, running, self._beat.waiting, (self._deadline or now) - now)
+            for worker in left:  # once more: one that has just been started ignores signals first
+                if worker.child is not None:
+                    worker.child.send_signal(signal.SIGTERM)
         if self._deadline is not None and now > self._deadline:
             self._end(0, "")
 

@@ -7,6 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
@@ -852,7 +853,7 @@ def test_host_time_is_split_by_phase() -> None:
 def test_a_cancel_before_a_request_is_queued_is_not_lost(depth: int) -> None:
     """The engine thread took the cancel first, and found nobody of that name."""
 
-    def leave(requests: list[Request]) -> None:
+    def leave(requests: Seq[Request]) -> None:
         requests[0].cancel()
         time.sleep(0.05)  # the engine thread, which has nothing to do, takes it now
 

@@ -31,6 +31,7 @@ from photon_ext.serve import (
     EngineStarting,
     Generation,
 )
+from photon_ext.serve.generation import Inbox
 from photon_ext.serve.home import LocalHome
 from photon_ext.serve.messages import DOWN, BlockingFrames, Cancel, Refused, Submit, Tokens, frame
 from tests.serve.processes import until
@@ -656,3 +657,18 @@ def test_random_traffic_leaves_nothing_behind(home: LocalHome) -> None:
 
     run(home, test)
     assert ends > 30
+
+
+def test_many_answers_are_cancelled_in_no_time() -> None:
+    """Each was looked for among all: 16384 of them took the event loop seconds."""
+
+    async def test() -> list[int]:
+        inbox = Inbox(1, 2**14, scores_prompt=False)
+        for answer in inbox.answers:
+            answer.push(1)
+        begun = time.thread_time()
+        numbers = inbox.cancel(None)
+        assert time.thread_time() - begun < 0.5
+        return numbers
+
+    assert asyncio.run(test()) == [*range(1, 2**14 + 1)]

@@ -172,7 +172,7 @@ def _fill(block: dict[str, Any], text: str) -> None:
         return
     try:
         block["input"] = json.loads(text or "{}")
-    except ValueError:  # the answer was cut
+    except (ValueError, RecursionError):  # the answer was cut, or is nested too deeply
         block["input"] = {}
 
 

@@ -59,13 +59,15 @@ class TokenizeEndpoints:
             generation = body.add_generation_prompt is not False
             chat = await texts.encode_chat(told, options, generation, request.state.size)
             ids = chat.ids
-        names = [self._model.names.name(token).text for token in ids]
+        names = None
+        if body.return_token_strs:
+            names = [self._model.names.name(token).text for token in ids]
         return Json(
             {
                 "count": len(ids),
                 "max_model_len": texts.max_len,
                 "tokens": ids,
-                "token_strs": names if body.return_token_strs else None,
+                "token_strs": names,
             }
         )
 
