@@ -16,7 +16,7 @@ from photon_ext.serve.http.choose_parser import choose_parser
 from photon_ext.serve.http.errors import bad_request
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.parts import AnswerParser, Part
-from photon_ext.serve.http.run import Run
+from photon_ext.serve.http.run import Numbered, Run
 from photon_ext.serve.http.texts import ChatPrompt
 from photon_ext.serve.http.token_names import TokenNames
 from photon_ext.serve.http.usage import Usage
@@ -89,11 +89,20 @@ class ChatRun:
         name: of the model, as answers have it.
     """
 
-    def __init__(self, run: Run, answers: list[ChatAnswer], prompt: tuple[int, ...], name: str):
+    def __init__(
+        self,
+        run: Run,
+        answers: list[ChatAnswer],
+        prompt: tuple[int, ...],
+        name: str,
+        scored: bool = False,
+    ) -> None:
+        """`scored`: log-probabilities of the prompt were asked for."""
         self.answers = answers
         self.name = name
         self.prompt_scores: list[Any] = []
         self.prompt = prompt
+        self._scores_due = len(prompt) - 1 if scored else 0
         self._run = run
 
     @classmethod
@@ -129,17 +138,20 @@ class ChatRun:
             )
             for _ in range(body.answers)
         ]
-        return cls(run, answers, prompt.ids, model.shown_name(adapter))
+        scored = body.prompt_logprobs is not None
+        return cls(run, answers, prompt.ids, model.shown_name(adapter), scored)
 
     async def turns(self) -> AsyncGenerator[list[tuple[int, list[Turn]]], None]:
         """What has come of any answer since the last look. Raises EngineGone, AnswerFailed."""
-        left = len(self.answers)
+        left, held = len(self.answers), list[tuple[int, Delta]]()
         async with self._run as run, aclosing(run.deltas()) as coming:
             async for deltas in coming:
+                held += deltas
+                if self._awaits_scores(deltas):
+                    continue
                 found = []
+                deltas, held = held, []
                 for index, delta in deltas:
-                    if delta.prompt_scores is not None:
-                        self.prompt_scores += iter(delta.prompt_scores)
                     one = self.answers[index]
                     if one.answer.end is None:
                         found.append((index, one.take(delta)))
@@ -149,6 +161,17 @@ class ChatRun:
                 yield found
                 if not left:
                     return
+
+    def _awaits_scores(self, deltas: Numbered) -> bool:
+        """Takes the prompt's scores. Whether more come: an answer that is cut at its stop would end
+        their coming.
+        """
+        for index, delta in deltas:
+            if delta.prompt_scores is not None:
+                self.prompt_scores += iter(delta.prompt_scores)
+            if index == 0 and delta.end is not None:
+                self._scores_due = 0
+        return len(self.prompt_scores) < self._scores_due
 
     @property
     def usage(self) -> Usage:

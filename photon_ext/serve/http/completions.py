@@ -71,6 +71,7 @@ class _Prompt:
         text: as echo shows it.
         offsets: where in it each token begins.
         scores: of its tokens from the second on, as far as they have come.
+        closed: no more of them come.
     """
 
     def __init__(self, ids: tuple[int, ...], text: str | None = None) -> None:
@@ -78,6 +79,7 @@ class _Prompt:
         self.text = text or ""
         self.offsets: list[int] = []
         self.scores: list[TokenScore] = []
+        self.closed = False
         self._given = text is not None
 
     async def spell(self, model: ServedModel) -> None:
@@ -97,8 +99,8 @@ class _Prompt:
 
     @property
     def scored(self) -> bool:
-        """All scores are here."""
-        return len(self.scores) >= len(self.ids) - 1
+        """All scores are here, or those that come at all: a request may end before."""
+        return self.closed or len(self.scores) >= len(self.ids) - 1
 
 
 class _Scored(NamedTuple):
@@ -260,8 +262,12 @@ class _Completion:
                 for index, delta in deltas:
                     held[index].append(delta)
                     touched.add(index)
+                    prompt = self._choices[index].prompt
                     if delta.prompt_scores is not None:  # the first of n has them for all
-                        self._choices[index].prompt.scores += iter(delta.prompt_scores)
+                        prompt.scores += iter(delta.prompt_scores)
+                        touched.update(range(index, index + n))
+                    if delta.end is not None and index % n == 0:
+                        prompt.closed = True
                         touched.update(range(index, index + n))
                 found = []
                 for index in sorted(touched):
@@ -277,9 +283,12 @@ class _Completion:
                     return
 
     def _may_show(self, choice: _Choice, held: Sequence[Delta]) -> bool:
-        """Whether the scores of an echoed prompt are here, which come first."""
-        waits = self._body.echo and self._body.logprobs is not None and not choice.prompt.scored
-        return bool(held) and not waits
+        """Whether the scores of the prompt are here: echo shows them first, and an answer that is
+        cut at its stop would end their coming.
+        """
+        body = self._body
+        asked = body.prompt_logprobs is not None or (body.echo and body.logprobs is not None)
+        return bool(held) and (choice.prompt.scored or not asked)
 
     def _take(self, choice: _Choice, deltas: Sequence[Delta]) -> list[Shown]:
         shown = []

@@ -57,6 +57,7 @@ class Script:
         waits_after: nothing comes behind so many tokens until `StubClient.go` is set.
         cached: tokens of the prompt in cached pages.
         logprob: of each token.
+        scores_from: those of the prompt come with the token behind so many.
     """
 
     tokens: Callable[[Ask, int], Sequence[int]]
@@ -66,6 +67,7 @@ class Script:
     waits_after: int | None = None
     cached: int = 0
     logprob: float = -0.5
+    scores_from: int = 0
 
 
 def scores_of(tokens: Sequence[int], count: int, logprob: float) -> Scores:
@@ -187,10 +189,9 @@ class StubGeneration:
         self._client.given += len(tokens)
         if begin == 0:
             delta.cached_tokens = self._script.cached
-            asked = params.get("prompt_logprobs")
-            if asked is not None and index == 0:
-                ids = self._ask.ids[1:]
-                delta.prompt_scores = scores_of(ids, asked, self._script.logprob)
+        asked = params.get("prompt_logprobs")
+        if asked is not None and (index, begin) == (0, self._script.scores_from):
+            delta.prompt_scores = scores_of(self._ask.ids[1:], asked, self._script.logprob)
         if params.get("logprobs") is not None:
             delta.scores = scores_of(tokens, params["logprobs"], self._script.logprob)
         if self._done[index] >= len(self._tokens[index]):

@@ -252,6 +252,18 @@ def test_prompts_have_log_probabilities_by_id(model_dir: Path) -> None:
     assert refused(model_dir, prompt_logprobs=1, stream=True)["param"] == "prompt_logprobs"
 
 
+def test_scores_of_a_prompt_are_waited_for_where_an_answer_is_cut_before(model_dir: Path) -> None:
+    late = StubClient(says("Hello you", scores_from=6))
+    answer = ask(model_dir, late, prompt_logprobs=1, stop="el")
+    assert (answer["choices"][0]["message"]["content"], late.running) == ("H", 0)
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert None not in answer["prompt_logprobs"][1:]
+    assert len(answer["prompt_logprobs"]) == len(ids_of(PROMPT))
+    none = StubClient(says("", End("timeout"), stops=False, scores_from=1))
+    choice = ask(model_dir, none, prompt_logprobs=1)["choices"][0]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "timeout")
+
+
 def test_usage_comes_so_far_where_that_is_asked(model_dir: Path) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     events = ask(model_dir, StubClient(says("abc")), stream=True, stream_options=options)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from photon_ext.serve.contract import Ask
+from photon_ext.serve.contract import Ask, End
 from tests.serve.http.server import COMPLETIONS, each_says, events_of, post, says
 from tests.serve.http.stub import Script, StubClient
 from tests.serve.http.words import ids_of, text_of
@@ -140,3 +140,22 @@ def test_texts_become_ids_and_ids_texts(model_dir: Path) -> None:
     for wrong in ({}, {"prompt": "a", **chat}):
         assert post(client, model_dir, "/tokenize", wrong).status_code == 400
     assert post(client, model_dir, "/detokenize", {"tokens": [300]}).status_code == 400
+
+
+def test_scores_of_a_prompt_are_waited_for_where_an_answer_is_cut_before(model_dir: Path) -> None:
+    late = StubClient(says("Hello you", scores_from=6))
+    (choice,) = ask(model_dir, late, prompt_logprobs=1, stop="el")["choices"]
+    assert (choice["text"], choice["finish_reason"], late.running) == ("H", "stop", 0)
+    assert len(choice["prompt_logprobs"]) == len(ids_of("Once"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_ends_before_its_prompt_is_scored_says_so(
+    model_dir: Path, stream: bool
+) -> None:
+    """It was an answer without a finish reason."""
+    none = StubClient(says("", End("timeout"), stops=False, scores_from=1))
+    answer = ask(model_dir, none, echo=True, logprobs=1, n=2, stream=stream)
+    events = answer if stream else [answer]
+    reasons = [choice["finish_reason"] for event in events for choice in event["choices"]]
+    assert [reason for reason in reasons if reason] == ["length"] * 2
