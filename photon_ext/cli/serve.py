@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from photon_ext.checks import check_count
 from photon_ext.cli.engine_flags import engine_options
 from photon_ext.cli.terminal import complain, say
 from photon_ext.errors import ConfigError, describe, shown
@@ -24,7 +25,15 @@ from photon_ext.serve.settings import ServeSettings
 from photon_ext.serve.supervisor import EngineSettings, HttpSettings, Supervisor
 
 API_KEYS = "PHOTON_API_KEY"
-PACKAGES = ("msgspec", "uvicorn", "httptools", "fastapi", "pydantic")
+PACKAGES = (
+    "msgspec",
+    "uvicorn",
+    "uvloop",
+    "httptools",
+    "fastapi",
+    "pydantic",
+    "prometheus_client",
+)
 MAX_WAITING = 512  # unless --max-waiting says otherwise: a server's queue has an end
 _BACKLOG = 2048
 
@@ -88,6 +97,13 @@ def _http_settings(arguments: argparse.Namespace) -> ServeSettings:
     if arguments.chat_template is not None and not Path(arguments.chat_template).is_file():
         raise ConfigError(f"--chat-template {shown(arguments.chat_template)} is no file; name one")
     keys = arguments.api_key or os.environ.get(API_KEYS, "").split()
+    if not all(map(str.strip, keys)):
+        raise ConfigError(
+            "--api-key is empty, which every request would bring; give a key, or leave it out"
+        )
+    workers = default_workers()
+    if arguments.http_workers is not None:
+        workers = check_count("--http-workers", arguments.http_workers)
     return ServeSettings(
         model=arguments.model,
         path=str(resolve_model(arguments.model)),
@@ -102,7 +118,7 @@ def _http_settings(arguments: argparse.Namespace) -> ServeSettings:
         max_body=arguments.max_body,
         access_log=arguments.access_log,
         engine_timeout=arguments.engine_timeout,
-        workers=arguments.http_workers or default_workers(),
+        workers=workers,
     )
 
 

@@ -149,6 +149,10 @@ def test_what_a_server_cannot_do_is_told_in_one_line(model: str) -> None:
     assert "no such file" in text
     code, text = told("--model", model, "--host", "999.1.1.1")
     assert (code, text.count("\n")) == (2, 1)
+    for wrong in (("--api-key", ""), ("--http-workers", "0"), ("--http-workers", "-1")):
+        code, text = told("--model", model, *wrong)
+        assert (code, text.count("\n")) == (2, 1)
+        assert wrong[0] in text
     code, text = told("--model", model, "--device", "cpu", "--app", "nowhere:app")
     assert code == 1
     assert "nowhere" in text.splitlines()[-1]

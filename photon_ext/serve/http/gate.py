@@ -84,7 +84,7 @@ class Gate:
         given = bearer.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
         digest = sha256(given).digest()
         found = [hmac.compare_digest(digest, each) for each in self._digests]
-        return any(found)
+        return bool(given) and any(found)
 
 
 class _Bounded:

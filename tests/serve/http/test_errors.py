@@ -107,6 +107,7 @@ def test_a_key_is_asked_for(model_dir: Path) -> None:
         assert sent(model_dir, changes=keys, method="GET", url=path).status_code == 200
     assert sent(model_dir, changes=keys, method="GET", url="/v1/models").status_code == 401
     assert sent(model_dir, changes=keys, url="/nothing").status_code == 401
+    assert sent(model_dir, changes={"api_keys": ("",)}, url="/nothing").status_code == 401
 
 
 def test_a_model_that_is_not_served(model_dir: Path) -> None:
