@@ -136,8 +136,9 @@ class Generation(Protocol):
     def __aiter__(self) -> Generation: ...
 
     async def __anext__(self) -> list[Delta]:
-        """All that has come since the last call, one delta for each answer of which something has;
-        waits where that is nothing. Stops when all answers have ended. Raises EngineGone.
+        """What has come since the last call, one delta for each answer of which something has, and
+        some hundred tokens at most: more is left for the next calls. Waits where that is nothing.
+        Stops when all answers have ended. Raises EngineGone.
         """
 
     async def __aenter__(self) -> Generation: ...

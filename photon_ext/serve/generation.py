@@ -8,6 +8,9 @@ from contextlib import suppress
 
 from photon_ext.serve.contract import Delta, End, EngineGone, Scores
 
+MOST_TOKENS = 256
+"""That are taken at once: to write what a slow reader has left would keep the event loop from all
+others."""
 Canceller = Callable[[list[int]], None]
 
 
@@ -60,11 +63,18 @@ class Answer:
             self._fresh().end = end
             self.inbox.close(self)
 
-    def take(self) -> Delta:
-        """What has come since the last call."""
+    def take(self, most: int) -> Delta:
+        """What has come since the last call, with `most` tokens at most; the rest stays."""
         delta, self._delta = self._delta, None
         assert delta is not None
+        if len(delta.tokens) > most:
+            self._delta = _cut(delta, most)
         return delta
+
+    @property
+    def waits(self) -> bool:
+        """Whether something has come that was not taken."""
+        return self._delta is not None
 
     def _fresh(self) -> Delta:
         if self._delta is None:
@@ -128,6 +138,8 @@ class Inbox:
 
     async def take(self) -> list[Delta]:
         """See Generation.__anext__."""
+        if self._fresh:
+            await asyncio.sleep(0)  # whoever reads what has waited gives others their turn
         while not self._fresh:
             if not self._open:
                 raise StopAsyncIteration
@@ -138,8 +150,15 @@ class Inbox:
                 await self._waiter
             finally:
                 self._waiter = None
-        fresh, self._fresh = self._fresh, []
-        return [answer.take() for answer in fresh]
+        deltas, left = list[Delta](), MOST_TOKENS
+        for answer in self._fresh:
+            if left <= 0:
+                break
+            deltas.append(answer.take(left))
+            left -= len(deltas[-1].tokens)
+        last = self._fresh[len(deltas) - 1]
+        self._fresh = self._fresh[len(deltas) - last.waits :]
+        return deltas
 
     def cancel_from_anywhere(self, cancel: Canceller) -> None:
         """Where a generation was lost, which a garbage collection may find on any thread."""
@@ -175,6 +194,27 @@ class LiveGeneration:
 
     def cancel(self, index: int | None = None) -> None:
         self._cancel(self._inbox.cancel(index))
+
+
+def _cut(delta: Delta, size: int) -> Delta:
+    """Leaves its first tokens in it; returns the others, with the end."""
+    rest = Delta(delta.index, delta.tokens[size:], end=delta.end)
+    del delta.tokens[size:]
+    delta.end = None
+    if delta.scores is not None:
+        delta.scores, rest.scores = _split(delta.scores, size)
+    return rest
+
+
+def _split(scores: Scores, size: int) -> tuple[Scores, Scores]:
+    """Those of the first tokens, and of the others."""
+    at = sum(scores.counts[:size])
+    pieces = [slice(None, size), slice(size, None)], [slice(None, at), slice(at, None)]
+    first, rest = (
+        Scores(scores.sampled[own], scores.counts[own], scores.ids[likely], scores.values[likely])
+        for own, likely in zip(*pieces, strict=True)
+    )
+    return first, rest
 
 
 def _joined(first: Scores, second: Scores) -> Scores:
