@@ -34,6 +34,7 @@ from photon_ext.serve.settings import ServeSettings
 TICK_S = 0.25
 LAST_WORDS_S = 1.2  # for HTTP processes, to tell clients that the engine is gone
 ENGINE_ENDS_S = 5.0
+RETRY_S = 1.0  # after a process could not be started
 STEADY_S = 10.0  # who dies sooner is started again later and later
 MOST_STARTS = 3  # of an HTTP process that never served
 _LOG = logging.getLogger("photon_ext")
@@ -189,10 +190,15 @@ class Supervisor:
     def _start_compiler(self) -> None:
         self._compiler_due = None
         engines, compilers = socket.socketpair()
-        child = self._compiler = Child(
-            "compiler of forms", "photon_ext.serve.compiler_process", [compilers]
-        )
-        compilers.close()
+        try:
+            child = self._compiler = Child(
+                "compiler of forms", "photon_ext.serve.compiler_process", [compilers]
+            )
+        except OSError:
+            engines.close()
+            raise
+        finally:
+            compilers.close()
         self._watch(child, lambda message: None, self._compiler_died)
         self._give(engines, Compiler())
 
@@ -201,10 +207,11 @@ class Supervisor:
         worker.due, worker.ready, worker.started = None, False, time.monotonic()
         link = self.link()
         given = [link, self._http.socket]
-        child = worker.child = Child(worker.child_name, "photon_ext.serve.http_process", given)
-        link.close()
+        with link:
+            child = worker.child = Child(worker.child_name, "photon_ext.serve.http_process", given)
         settings = replace(self._http.settings, worker=worker.number)
-        child.channel.sendall(frame(Start(asdict(settings))))
+        with suppress(OSError):  # it has died already, which is seen otherwise
+            child.channel.sendall(frame(Start(asdict(settings))))
         self._watch(
             child,
             lambda message: self._worker_says(worker, message),
@@ -256,7 +263,7 @@ class Supervisor:
             self._beat, self._silent_s = message, 0.0
         elif isinstance(message, Ready):
             self._card = message.card
-            self._start_compiler()
+            self._compiler_due = time.monotonic()
             self._look_ready()
         elif isinstance(message, Failed):
             self.why = message.message
@@ -314,15 +321,26 @@ class Supervisor:
         if self._state in (State.STARTING, State.SERVING):
             for worker in self._workers:
                 if worker.due is not None and worker.due <= now and self._engine is not None:
-                    self._start_worker(worker)
+                    self._start_again(worker, now)
         if self._compiler_due is not None and self._compiler_due <= now:
-            self._start_compiler()
+            try:
+                self._start_compiler()
+            except OSError as error:
+                _LOG.warning("the compiler of forms cannot be started now: %s", error)
+                self._compiler_due = now + RETRY_S
         if self._card is not None and self._engine is not None:
             self._look_for_life(passed_s)
         if self._state is State.DRAINING:
             self._drain(now)
         elif self._state is State.ENDING and self._deadline is not None and now > self._deadline:
             self._kill_all()
+
+    def _start_again(self, worker: _Worker, now: float) -> None:
+        try:
+            self._start_worker(worker)
+        except OSError as error:  # no memory or descriptor is left, for now
+            _LOG.warning("%s cannot be started now: %s", worker.child_name, error)
+            worker.due = now + RETRY_S
 
     def _look_for_life(self, passed_s: float) -> None:
         self._silent_s += passed_s

@@ -78,3 +78,27 @@ def test_a_client_hears_of_an_engine_that_could_not_be_started(
         with pytest.raises(OSError, match="planted"):
             supervisor.run()
         assert client.recv(1) == b""
+
+
+def test_a_process_that_cannot_be_started_again_is_tried_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the system has no memory or descriptor left for it, the others go on."""
+    tried = []
+
+    def fails(name: str, *arguments: object) -> None:
+        tried.append(name)
+        raise BlockingIOError("planted")
+
+    monkeypatch.setattr(module, "Child", fails)
+    with socket.socket() as listening:
+        settings = ServeSettings("model", "path", ("model",))
+        supervisor = Supervisor(EngineSettings("model"), HttpSettings(settings, listening))
+        engine: Any = EndedChild()
+        supervisor._engine, supervisor._state = engine, State.SERVING
+        worker, now = supervisor._workers[0], time.monotonic()
+        worker.due = supervisor._compiler_due = now
+        for passed_s in (0.0, 0.5, 1.5):
+            supervisor._tick(now + passed_s, 0.25)
+        assert tried == [worker.child_name, "compiler of forms"] * 2
+        engine.close()

@@ -15,6 +15,9 @@ from starlette.types import Receive, Scope, Send
 from photon_ext.serve.http.errors import ApiError, any_error, bad_request
 from photon_ext.serve.http.respond import Json
 
+# A body is checked in one turn of the event loop, in which no other client is served: what these
+# allow takes half a second. No context holds a prompt of as many.
+MOST_BRACKETS, MOST_COMMAS = 2**18, 2**21
 Endpoint: TypeAlias = Callable[..., Awaitable[Response]]
 
 
@@ -67,6 +70,7 @@ class _WatchedAnswer(Response):
         _check_type(request.headers)
         content = await _read(receive)
         request.state.size = len(content)
+        _check_parts(content)
         body = self._kind.model_validate_json(content)
         answer = asyncio.ensure_future(self._answer(body, request, send))
         left = asyncio.ensure_future(_client_left(receive))
@@ -101,6 +105,16 @@ async def _read(receive: Receive) -> bytes:
         parts.append(message.get("body", b""))
         if not message.get("more_body", False):
             return b"".join(parts)
+
+
+def _check_parts(content: bytes) -> None:
+    brackets, commas = content.count(b"[") + content.count(b"{"), content.count(b",")
+    if brackets > MOST_BRACKETS or commas > MOST_COMMAS:
+        raise bad_request(
+            f"the body has {brackets} opening brackets and {commas} commas; give at most "
+            f"{MOST_BRACKETS} and {MOST_COMMAS}",
+            code="body_too_complex",
+        )
 
 
 def _check_type(headers: Mapping[str, str]) -> None:

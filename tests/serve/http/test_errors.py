@@ -199,6 +199,9 @@ def test_adapters_are_loaded_from_one_folder(model_dir: Path, tmp_path: Path) ->
         ("/detokenize", b'{"tokens": [' + b'"", ' * 2**20 + b'""]}'),
         ("/v1/messages", b'{"messages": [' + b"{}, " * 2**20 + b"{}]}"),
         ("/v1/responses", b'{"input": [' + b"{}, " * 2**20 + b"{}]}"),
+        (COMPLETIONS, b'{"prompt": [' + b"[1], " * 2**20 + b"[1]]}"),
+        (COMPLETIONS, b'{"prompt": [' + b"1, " * (2**21 + 1) + b"1]}"),
+        (COMPLETIONS, b'{"prompt": [' + b"[1], " * (2**18 - 9) + b"[1]]}"),
         (COMPLETIONS, b'{"a": 1, ' + b",".join(b'"%d": 1' % i for i in range(2**19)) + b"}"),
     ],
 )
@@ -211,7 +214,7 @@ def test_a_body_of_very_many_faults_does_not_hold_up_other_clients(
     response = sent(model_dir, url=path, content=content)
     assert response.status_code == 400
     assert len(response.content) < 1000
-    assert time.perf_counter() - began < 4.0  # on an idle machine 0.1 s
+    assert time.perf_counter() - began < 4.0  # on an idle machine half a second at most
 
 
 def test_no_list_of_a_request_is_without_bound(model_dir: Path) -> None:
