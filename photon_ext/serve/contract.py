@@ -48,8 +48,8 @@ class Ask:
 
     Attributes:
         ids: the prompt's token ids.
-        params: keywords of SamplingParams, as JSON has them: max_new_tokens, temperature, seed,
-            stop_token_ids, logit_bias, logprobs, prompt_logprobs, json_schema, regex, choice,
+        params: keywords of SamplingParams, as JSON has them: max_new_tokens, seed, stop_token_ids,
+            logit_bias, logprobs, prompt_logprobs, json_schema, regex, choice,
             grammar, ignore_eos, bad_words, ... Not `stop`, `include_stop` and `constraint`, as text
             is the client's side.
         n: answers; those after the first have the seeds that follow.

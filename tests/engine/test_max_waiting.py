@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -222,6 +223,8 @@ def test_an_engine_serves_those_that_wait_in_the_order_of_its_policy(
     with held(policy=policy) as (engine, go_on):
         engine.listen(lambda output: told.extend(one.id for one in output.ends))
         running = engine.submit([1, 2], SHORT)
+        while engine.stats().rows_held == 0:
+            time.sleep(0.001)
         waiting = [
             engine.submit([1] * length, SHORT, priority=priority)
             for length, priority in ((5, 0), (6, 2), (1, 0), (2, 1))
