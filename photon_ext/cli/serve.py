@@ -21,8 +21,8 @@ from photon_ext.cli.engine_flags import engine_options
 from photon_ext.cli.terminal import complain, say
 from photon_ext.errors import ConfigError, describe, shown
 from photon_ext.models.loading.model_files import resolve_model
-from photon_ext.serve.settings import ServeSettings
-from photon_ext.serve.supervisor import EngineSettings, HttpSettings, Supervisor
+from photon_ext.serve.settings import EngineSettings, HttpSettings, ServeSettings
+from photon_ext.serve.supervisor import Supervisor
 
 API_KEYS = "PHOTON_API_KEY"
 PACKAGES = (

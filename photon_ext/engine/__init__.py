@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from photon_ext.engine.engine import Engine
     from photon_ext.engine.options import EngineOptions
     from photon_ext.engine.output import Output, StreamEvent
+    from photon_ext.engine.parts import EngineParts
     from photon_ext.engine.request import Request
     from photon_ext.engine.request_options import RequestOptions
     from photon_ext.engine.step_output import StepOutput

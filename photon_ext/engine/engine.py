@@ -70,9 +70,9 @@ class Engine(SpatialSkills):
     """Generates tokens for many requests at once. All of it may be called from any thread; the
     engine thread does the work, from the first request to `close` (or the end of the `with` block).
 
-    An engine keeps all objects that the process has by
-    then from garbage collections (`gc.freeze`), which would stop the loop; cycles among them
-    are collected after the last engine closes. `freeze=False` leaves the collector alone.
+    An engine keeps all objects that the process has when it is made from garbage collections
+    (`gc.freeze`), which would stop the loop; cycles among them are collected after the last engine
+    closes. `freeze=False` leaves the collector alone.
 
     Attributes:
         tokenizer: the model's (models.tokenizer); None where only token ids are served.

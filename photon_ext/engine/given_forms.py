@@ -10,7 +10,8 @@ from photon_ext.sampling.grammar import Grammar
 from photon_ext.sampling.pattern import NotRegular
 from photon_ext.sampling.token_automaton import TokenAutomaton
 
-MOST_KEPT = 32  # as many as an engine keeps that compiles them itself
+# Forms that an engine keeps, refused ones included. Most take some 100 kB, the worst 50 MB.
+MOST_KEPT = 32
 
 
 class GivenForms:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from photon_ext.engine.automaton_folder import AutomatonFolder
 from photon_ext.engine.compiled_grammar import CompiledGrammar
-from photon_ext.engine.given_forms import GivenForms
+from photon_ext.engine.given_forms import MOST_KEPT, GivenForms
 from photon_ext.engine.vocabulary import Vocabulary
 from photon_ext.errors import RequestError
 from photon_ext.sampling.automaton_file import automaton_bytes, read_automaton
@@ -23,9 +23,6 @@ from photon_ext.sampling.token_automaton import TokenAutomaton
 
 if TYPE_CHECKING:
     from photon_ext.models.text.tokenizer import Tokenizer
-
-# Compiled grammars, refused ones included. Most take some 100 kB, the worst 50 MB.
-MOST_KEPT = 32
 
 
 class GrammarCompiler:

@@ -137,7 +137,7 @@ def _read_batch(
     if step_tokens > 1:
         _read_more(records, end, step_tokens, skipped, result)
         marked |= _beyond(vocab_size, result.tokens[1:])
-    for column in sorted(marked.difference(skipped)):
+    for column in sorted(marked.difference(skipped)) if marked else ():
         row, flag, got = batch.rows[column], flags[column], result.tokens_of(column)
         position = row.mask_position + len(got)
         event = _event(row, flag, got or (tokens[column],), position, vocab_size)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from photon_ext.engine.given_forms import GivenForms
@@ -162,7 +162,7 @@ class FormDesk:
                 if isinstance(error, TimeoutError):
                     self._hangs()
                 continue
-            except Exception as error:  # queue.Empty
+            except Empty as error:
                 raise RequestError(
                     f"{what} cannot be compiled now: no compiler has started; try again"
                 ) from error

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from photon_ext.serve.supervisor import EngineSettings, Supervisor
+from photon_ext.serve.settings import EngineSettings
+from photon_ext.serve.supervisor import Supervisor
 
 
 class Home(Protocol):

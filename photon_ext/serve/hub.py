@@ -43,7 +43,7 @@ from photon_ext.serve.messages import (
 from photon_ext.serve.token_router import Route, TokenRouter
 
 if TYPE_CHECKING:
-    from photon_ext.engine import Engine, Request
+    from photon_ext.engine import Engine, Request, StepOutput
     from photon_ext.serve.form_desk import FormDesk
 
 BEAT_S = 0.25
@@ -89,7 +89,7 @@ class Hub:
         self._beat = 0
         self._next_beat = 0.0
         self._steps, self._step_at = 0, time.monotonic()
-        engine.listen(self._router)
+        engine.listen(self._hear)
 
     def start(self) -> None:
         self._thread.start()
@@ -142,6 +142,14 @@ class Hub:
         for link in [*self._links]:
             link.end("the engine is closed")
             self._look_after(link)
+
+    def _hear(self, output: StepOutput) -> None:
+        """On the engine thread, which would go on without a listener that raises."""
+        try:
+            self._router(output)
+        except BaseException as error:
+            _LOG.exception("the tokens of a step")
+            self.crashed(f"the tokens of a step could not be handed on: {describe(error)}")
 
     def _drain_wakes(self) -> None:
         with suppress(BlockingIOError):

@@ -1,8 +1,10 @@
-"""What `photon-ext serve` was asked for, as far as HTTP processes need it."""
+"""What `photon-ext serve` was asked for, as far as each of its processes needs it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, field
+from typing import Any
 
 TOOL_FORMATS = ("granite", "hermes", "llama3", "mistral", "phi")
 
@@ -43,3 +45,35 @@ class ServeSettings:
     engine_timeout: float = 30.0
     worker: int = 0
     workers: int = 1
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What the engine's process is told; plain data.
+
+    Attributes:
+        options: keywords of Engine.from_pretrained.
+        adapters: directories of those to be loaded at the start, by name.
+        form_seconds, form_bytes: what the compiler of forms may take: for one of them, and besides
+            what it has at its start.
+        frozen_s: seconds without a sign of life, or a step where there is work, after which the
+            engine is ended.
+    """
+
+    model: str
+    options: dict[str, Any] = field(default_factory=dict)
+    adapters: dict[str, str] = field(default_factory=dict)
+    form_seconds: float = 5.0
+    form_bytes: int = 4 * 2**30
+    frozen_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """HTTP processes: what each is told, the socket on which they listen, and how many seconds
+    requests in flight get to end after SIGTERM.
+    """
+
+    settings: ServeSettings
+    socket: socket.socket
+    drain_s: float = 60.0

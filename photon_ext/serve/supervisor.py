@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from enum import Enum
 from typing import Any
 
@@ -29,7 +29,7 @@ from photon_ext.serve.messages import (
     Start,
     frame,
 )
-from photon_ext.serve.settings import ServeSettings
+from photon_ext.serve.settings import EngineSettings, HttpSettings
 
 TICK_S = 0.25
 LAST_WORDS_S = 1.2  # for HTTP processes, to tell clients that the engine is gone
@@ -38,38 +38,6 @@ RETRY_S = 1.0  # after a process could not be started
 STEADY_S = 10.0  # who dies sooner is started again later and later
 MOST_STARTS = 3  # of an HTTP process that never served
 _LOG = logging.getLogger("photon_ext")
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """What the engine's process is told; plain data.
-
-    Attributes:
-        options: keywords of Engine.from_pretrained.
-        adapters: directories of those to be loaded at the start, by name.
-        form_seconds, form_bytes: what the compiler of forms may take: for one of them, and besides
-            what it has at its start.
-        frozen_s: seconds without a sign of life, or a step where there is work, after which the
-            engine is ended.
-    """
-
-    model: str
-    options: dict[str, Any] = field(default_factory=dict)
-    adapters: dict[str, str] = field(default_factory=dict)
-    form_seconds: float = 5.0
-    form_bytes: int = 4 * 2**30
-    frozen_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class HttpSettings:
-    """HTTP processes: what each is told, the socket on which they listen, and how many seconds
-    requests in flight get to end after SIGTERM.
-    """
-
-    settings: ServeSettings
-    socket: socket.socket
-    drain_s: float = 60.0
 
 
 class State(Enum):

@@ -13,7 +13,8 @@ import llguidance  # noqa: F401  without it these tests are left out
 import pytest
 
 from photon_ext.engine import compiled_grammar, deep_thread
-from photon_ext.engine.grammar_compiler import MOST_KEPT, GrammarCompiler
+from photon_ext.engine.given_forms import MOST_KEPT
+from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.errors import CompilerBusy, RequestError
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.byte_automaton import AutomatonLimits, ByteAutomaton

@@ -34,6 +34,7 @@ from photon_ext.serve import (
 from photon_ext.serve.generation import Inbox
 from photon_ext.serve.home import LocalHome
 from photon_ext.serve.messages import DOWN, BlockingFrames, Cancel, Refused, Submit, Tokens, frame
+from photon_ext.serve.token_router import TokenRouter
 from tests.serve.processes import until
 
 ROWS, WAITING = 4, 60
@@ -599,6 +600,30 @@ def test_hazard_b1_an_engine_that_crashes_tells_its_clients(model: str) -> None:
     until(lambda: crashes)
     assert "planted" in crashes[0]
     home.close()
+
+
+def test_a_fault_at_the_tokens_of_a_step_ends_the_engine(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A listener that raises hears no more: its clients would wait for ever."""
+    home = LocalHome(model, {"device": "cpu", "max_rows": 2})
+    crashes: list[str] = []
+    home.hub.crashed = crashes.append
+
+    def fault(router: TokenRouter, output: object) -> None:
+        raise RuntimeError("planted")
+
+    async def test(client: EngineClient) -> None:
+        with monkeypatch.context() as planted:
+            planted.setattr(TokenRouter, "__call__", fault)
+            await client.generate(Ask((1,), LONG))
+            await asyncio.to_thread(until, lambda: crashes)
+
+    try:
+        run(home, test)
+    finally:
+        home.close()
+    assert "planted" in crashes[0]
 
 
 def test_random_traffic_leaves_nothing_behind(home: LocalHome) -> None:

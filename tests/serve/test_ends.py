@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from photon_ext.serve import Ask, BadAsk, EngineClient, EngineGone
-from photon_ext.serve.supervisor import EngineSettings, Supervisor
+from photon_ext.serve.settings import EngineSettings
+from photon_ext.serve.supervisor import Supervisor
 from tests.serve.processes import (
     APP,
     ROOT,

@@ -12,8 +12,8 @@ import pytest
 
 from photon_ext.serve import supervisor as module
 from photon_ext.serve.messages import Beat
-from photon_ext.serve.settings import ServeSettings
-from photon_ext.serve.supervisor import EngineSettings, HttpSettings, State, Supervisor
+from photon_ext.serve.settings import EngineSettings, HttpSettings, ServeSettings
+from photon_ext.serve.supervisor import State, Supervisor
 
 
 class EndedChild:

@@ -20,7 +20,8 @@ class _Mode(Enum):
 
 class CallParser:
     """For one format. Text around calls is said; blanks beside a call are not. What begins like a
-    call and is none is said, too.
+    call and is none is said, too. A call that has begun is told, and cannot be taken back where the
+    answer breaks off: whoever has the whole text asks `calls_in` of sampling/tools.py.
 
     Attributes:
         called: a call has begun.

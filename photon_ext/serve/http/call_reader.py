@@ -53,29 +53,32 @@ class CallReader:
         the object.
         """
         parts: list[Part] = []
-        for count, character in enumerate(text, 1):
-            self.text += character
-            self._step(character, parts)
+        begin = len(self.text)
+        self.text += text  # at once: character by character, each would copy all before it
+        for place, character in enumerate(text, begin):
+            self._step(character, place, parts)
             if self.state is not Reading.GOES_ON:
-                return parts, count
+                self.text = self.text[: place + 1]
+                return parts, place + 1 - begin
         self._give(parts, len(self.text))
         return parts, len(text)
 
-    def _step(self, character: str, parts: list[Part]) -> None:
+    def _step(self, character: str, place: int, parts: list[Part]) -> None:
+        """`place`: of the character in `text`."""
         if self._in_string:
-            self._step_string(character)
+            self._step_string(character, place)
         elif character == '"':
-            self._in_string, self._string_from = True, len(self.text) - 1
+            self._in_string, self._string_from = True, place
         elif character in "{[":
-            self._begin(character, parts)
+            self._begin(character, place, parts)
         elif character in "}]":
-            self._end(parts)
+            self._end(place, parts)
         elif self._depth == 1 and character == ":" and self._value_from is None:
-            self._value_from = len(self.text)
+            self._value_from = place + 1
         elif self._depth == 1 and character == ",":
-            self._end_value(parts, len(self.text) - 1)
+            self._end_value(place)
 
-    def _step_string(self, character: str) -> None:
+    def _step_string(self, character: str, place: int) -> None:
         if self._escaped:
             self._escaped = False
         elif character == "\\":
@@ -83,25 +86,25 @@ class CallReader:
         elif character == '"':
             self._in_string = False
             if self._depth == 1 and self._value_from is None:
-                self._key = _loaded(self.text[self._string_from :])
+                self._key = _loaded(self.text[self._string_from : place + 1])
 
-    def _begin(self, character: str, parts: list[Part]) -> None:
+    def _begin(self, character: str, place: int, parts: list[Part]) -> None:
         self._depth += 1
         is_value = self._depth == 2 and self._key in _ARGUMENTS and self._value_from is not None
         if is_value and self._name is not None and character == "{" and not self.begun:
             self._begin_call(parts)
-            self._live_from = len(self.text) - 1
+            self._live_from = place
 
-    def _end(self, parts: list[Part]) -> None:
+    def _end(self, place: int, parts: list[Part]) -> None:
         self._depth -= 1
         if self._depth == 1 and self._live_from is not None:
-            self._give(parts, len(self.text))
+            self._give(parts, place + 1)
             self._live_from = None
         if self._depth == self._outermost:
-            self._end_value(parts, len(self.text) - 1)
+            self._end_value(place)
             self._finish(parts)
 
-    def _end_value(self, parts: list[Part], end: int) -> None:
+    def _end_value(self, end: int) -> None:
         if self._value_from is None:
             return
         value, self._value_from = self.text[self._value_from : end].strip(), None

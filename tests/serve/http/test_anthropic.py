@@ -11,9 +11,9 @@ import pytest
 
 anthropic = pytest.importorskip("anthropic")
 
-from tests.serve.http.server import HELLO, on_a_port, post, says  # noqa: E402
+from tests.serve.http.server import HELLO, post, says  # noqa: E402
 from tests.serve.http.stub import StubClient, busy  # noqa: E402
-from tests.serve.http.words import ids_of, text_of  # noqa: E402
+from tests.serve.http.words import THINKS, ids_of, text_of  # noqa: E402
 
 PATH = "/v1/messages"
 BODY = {"model": "stub", "max_tokens": 100, "messages": HELLO}
@@ -22,19 +22,6 @@ WEATHER = {
     "description": "The weather in a city",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Röm"}}\n</tool_call>'
-THINKS = f"<think>\nhm\n</think>\n\nWait.\n{CALL}"
-
-
-@pytest.fixture(scope="module")
-def engine() -> StubClient:
-    return StubClient(says("Hello"))
-
-
-@pytest.fixture(scope="module")
-def address(engine: StubClient, model_dir: Path) -> Iterator[str]:
-    with on_a_port(engine, model_dir, api_keys=("key",)) as address:
-        yield address
 
 
 @pytest.fixture

@@ -20,29 +20,17 @@ from tests.serve.http.server import (
     HELLO,
     each_says,
     events_of,
-    on_a_port,
     post,
     says,
 )
 from tests.serve.http.stub import StubClient, busy
 
 
-@pytest.fixture(scope="module")
-def engine() -> StubClient:
-    return StubClient(says("Hello"))
-
-
-@pytest.fixture(scope="module")
-def address(engine: StubClient, model_dir: Path) -> Iterator[str]:
-    with on_a_port(engine, model_dir, api_keys=("key",)) as address:
-        yield f"{address}/v1"
-
-
 @pytest.fixture
 def client(address: str, engine: StubClient) -> Iterator[openai.OpenAI]:
     engine.script, engine.refusal = says("Hello!", cached=4), None
     engine.asks.clear()
-    with openai.OpenAI(base_url=address, api_key="key", max_retries=0) as made:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="key", max_retries=0) as made:
         yield made
 
 
@@ -127,7 +115,7 @@ def test_errors_are_the_clients_own(
     with pytest.raises(openai.RateLimitError):
         ask()
     with pytest.raises(openai.AuthenticationError):
-        openai.OpenAI(base_url=address, api_key="no").models.list()
+        openai.OpenAI(base_url=f"{address}/v1", api_key="no").models.list()
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model="stub", input="x")
 
@@ -152,7 +140,7 @@ def test_many_at_once(client: openai.OpenAI, address: str) -> None:
         return text
 
     async def asked() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=address, api_key="key") as asking:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="key") as asking:
             return await asyncio.gather(*(ask(asking, i % 2 == 0) for i in range(40)))
 
     assert asyncio.run(asked()) == ["Hello!"] * 40

@@ -9,32 +9,19 @@ from typing import Any
 import openai
 import pytest
 
-from tests.serve.http.server import on_a_port, post, says
+from tests.serve.http.server import post, says
 from tests.serve.http.stub import StubClient
-from tests.serve.http.words import ids_of, text_of
+from tests.serve.http.words import THINKS, ids_of, text_of
 
 PATH = "/v1/responses"
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Röm"}}\n</tool_call>'
-THINKS = f"<think>\nhm\n</think>\n\nWait.\n{CALL}"
-
-
-@pytest.fixture(scope="module")
-def engine() -> StubClient:
-    return StubClient(says("Hello"))
-
-
-@pytest.fixture(scope="module")
-def address(engine: StubClient, model_dir: Path) -> Iterator[str]:
-    with on_a_port(engine, model_dir) as address:
-        yield address
 
 
 @pytest.fixture
 def client(address: str, engine: StubClient) -> Iterator[Any]:
     engine.script = says("Hello!", cached=4)
     engine.asks.clear()
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="key", max_retries=0) as made:
         yield made
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,16 @@ def test_a_call_that_is_cut_has_the_arguments_so_far() -> None:
     read = read_all(lambda: CallParser(FORCED), text)
     assert (read.names, read.arguments) == (["weather"], ['{"city": "Par'])
     assert read.said == ""
+
+
+def test_long_arguments_are_read_in_no_time() -> None:
+    """Read character by character, each copied all before it."""
+    arguments = json.dumps({"city": "x" * 600_000})
+    text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
+    began = time.perf_counter()
+    read = Read(CallParser(FORMATS["hermes"]), [text])
+    assert time.perf_counter() - began < 3.0  # on an idle machine 0.2 s
+    assert read.calls == [("weather", json.loads(arguments))]
 
 
 def test_one_call_may_be_enough() -> None:

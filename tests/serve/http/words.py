@@ -16,6 +16,8 @@ SPECIAL = (
 )
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 IM_END = 257
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Röm"}}\n</tool_call>'
+THINKS = f"<think>\nhm\n</think>\n\nWait.\n{CALL}"
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}
