@@ -26,14 +26,16 @@ BESIDE := $(addprefix tests/,benchmarks cli engine examples models observe test_
 # Compiles most of the CUDA sources once more.
 PTX := $(addprefix tests/test_portable_code.py::,\
 	test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache)
+# In a browser, which `make test-page` installs.
+PAGE := tests/serve/http/page
 # Engines beside ours, a process each.
 PEERS := tests/benchmarks/test_peers.py
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 EMULATED_MODELS = $(EMULATED) $(BIN)/python -m pytest -q -m "emulated and not gpu" \
 	tests/models tests/engine tests/runtime tests/testing
 
-.PHONY: demo test test-all test-emulated test-ptx test-peers test-search test-gpu gpu sanitize \
-	bench-gpu build emulator lint format clean
+.PHONY: demo test test-all test-emulated test-ptx test-peers test-page test-search test-gpu gpu \
+	sanitize bench-gpu build emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -47,7 +49,7 @@ test test-all test-emulated: export MALLOC_MMAP_MAX_ = 0
 test test-all test-emulated: export MALLOC_TRIM_THRESHOLD_ = 4000000000
 test: build emulator
 	@.ci/test $(BIN)/python $(BESIDE) --ignore=$(PEERS) \
-	  -- $(addprefix --ignore=,$(BESIDE)) --deselect $(PTX)
+	  -- $(addprefix --ignore=,$(BESIDE) $(PAGE)) --deselect $(PTX)
 
 # What `make test` leaves out and a change should pass: few of the cases of ops that it leaves to
 # `make test-emulated`, what reads the compiler's PTX, the engines beside ours, and 5,000 requests
@@ -77,6 +79,11 @@ test-ptx: build
 
 test-peers: build
 	$(BIN)/python -m pytest -q -m "not gpu" $(PEERS)
+
+# The page of the server, in Chromium.
+test-page: build
+	@.ci/browser $(BIN)/python
+	$(BIN)/python -m pytest -q $(PAGE)
 
 # Searches for what goes wrong, with SEARCH times as many examples as `make test` gives them.
 test-search: build

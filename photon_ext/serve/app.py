@@ -25,6 +25,7 @@ from photon_ext.serve.http.gate import Gate
 from photon_ext.serve.http.metrics import MetricsEndpoint
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.models_list import ModelEndpoints
+from photon_ext.serve.http.page import page
 from photon_ext.serve.http.respond import Json
 from photon_ext.serve.http.responses import ResponsesEndpoint
 from photon_ext.serve.http.route import JsonRoute
@@ -122,6 +123,7 @@ class _App(FastAPI):
         self._get("/health", health, documents.State, states=(503,))
         self._get("/ready", ready, documents.State, states=(503,))
         self._get("/version", version, documents.Version)
+        self.get("/", include_in_schema=False)(page)
         text = {"content": {"text/plain": {"schema": {"type": "string"}}}}
         metrics: dict[int | str, Any] = {200: text}
         self.get("/metrics", response_model=None, responses={**metrics, **_errors((503,))})(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,22 @@ def test_states_are_told(model_dir: Path) -> None:
     assert got(model_dir, "/health").json() == {"status": "ready", "why": ""}
     assert got(model_dir, "/ready").status_code == 200
     assert got(model_dir, "/version").json() == {"version": photon_ext.__version__}
+
+
+def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(model_dir: Path) -> None:
+    """What it does is tested in a browser, in page/."""
+
+    async def asked() -> Any:
+        async with served(StubClient(says("Hi")), model_dir, api_keys=("key",)) as http:
+            return await http.get("/")
+
+    page = asyncio.run(asked())
+    assert page.status_code == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"].split("; ")
+    assert policy[0] == "default-src 'none'"
+    assert not [rule for rule in policy if "unsafe" in rule or "http" in rule or "*" in rule]
+    assert re.findall("https?://[^'\"]*", page.text) == ["http://www.w3.org/2000/svg"]  # a name
 
 
 def test_metrics_have_the_names_that_dashboards_know(model_dir: Path) -> None:
