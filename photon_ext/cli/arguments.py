@@ -14,6 +14,8 @@ from photon_ext.models.shapes import NAMED_SHAPES
 
 WRONG = 2
 PROMPT = "Why is the sky blue?"
+CHAT_TOKENS = 512
+NOT_IN_CHATS = ("logprobs", "prompt_logprobs")
 
 
 class Parser(argparse.ArgumentParser):
@@ -94,8 +96,21 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        help="talk with a server that has OpenAI's endpoints, such as http://localhost:8000, in "
+        "place of a model here; --model is then one of its own (default: its first), and what is "
+        "not set is as the server has it",
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="that the server asks for; by default the first in the environment variable "
+        "PHOTON_API_KEY",
+    )
     _add_engine(parser)
-    _add_answer(parser, max_new_tokens=512)
+    _add_answer(parser, CHAT_TOKENS, is_chat=True)
+    parser.set_defaults(model=None)
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
@@ -270,7 +285,10 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_answer(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
+def _add_answer(
+    parser: argparse.ArgumentParser, max_new_tokens: int, is_chat: bool = False
+) -> None:
+    """`is_chat`: what is not given is None, as a server may have defaults of its own."""
     parser.add_argument("--system", metavar="TEXT", help="a system message before the user's")
     parser.add_argument(
         "--stop",
@@ -287,6 +305,9 @@ def _add_answer(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
     from photon_ext.row_params import flags
 
     for name, (kind, told, default) in flags(max_new_tokens=max_new_tokens).items():
+        if is_chat and name in NOT_IN_CHATS:
+            continue
+        default = None if is_chat else default
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=told)
 
 

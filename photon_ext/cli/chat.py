@@ -3,86 +3,166 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
-from photon_ext.cli.model import open_engine, sampling_params
-from photon_ext.cli.terminal import complain, say
-from photon_ext.engine import Engine, Output, Request
-from photon_ext.errors import RequestError, shown
-from photon_ext.sampling import SamplingParams
+from photon_ext.cli.arguments import CHAT_TOKENS
+from photon_ext.cli.chat_settings import NAMES, ChatSettings
+from photon_ext.cli.conversation import Conversation, Model
+from photon_ext.cli.terminal import complain, printable, say
+from photon_ext.errors import ConfigError, RequestError, shown
 
-EXIT, NEW, TELL = "/exit", "/new", "/help"
-HELP = (
-    f"{EXIT} or Ctrl-D ends the chat, {NEW} begins another, Ctrl-C ends an answer, // begins a "
-    "line that is sent with one /"
-)
+API_KEY = "PHOTON_API_KEY"
+DEFAULT_MODEL = "smollm2"
+HINT = "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat"
+_SLASHES = "// begins a message that is sent with one /"
+# what says how a model is run here
+_ENGINE_DEFAULTS = {"device": "auto", "dtype": None, "depth": 2, "backend": None, "max_len": None}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    params = sampling_params(arguments)
+    own = {name: getattr(arguments, name) for name in NAMES}
+    given = {name: value for name, value in own.items() if value not in (None, [])}
+    if arguments.url is not None:
+        _check_remote(arguments)
+        settings = ChatSettings(given, {})
+        from photon_ext.cli.remote_model import RemoteModel
+
+        key = arguments.api_key or next(iter(os.environ.get(API_KEY, "").split()), None)
+        remote = RemoteModel(arguments.url, key, arguments.model)
+        return _chat(remote, settings, arguments.system, f"{remote.name} at {arguments.url}")
+    if arguments.api_key is not None:
+        raise ConfigError("--api-key goes with --url; a model that runs here asks for none")
+    settings = ChatSettings(given, {"max_new_tokens": CHAT_TOKENS})
+    from photon_ext.cli.local_model import LocalModel
+    from photon_ext.cli.model import open_engine
+
+    arguments.model = arguments.model or DEFAULT_MODEL
     with open_engine(arguments) as engine:
-        if _is_terminal():
-            _edit_lines()
-            complain(HELP)
-        chat = Chat(engine, params, arguments.system)
-        while (text := _read()) not in (None, EXIT):
-            if text == NEW:
-                chat.begin()
-            elif text == TELL:
-                complain(HELP)
-            elif (command := _command(text)) is not None:
-                complain(f"there is no command {shown(command)}; {HELP}")
-            elif text:
-                chat.turn(text.replace("//", "/", 1) if text.startswith("//") else text)
+        return _chat(LocalModel(engine), settings, arguments.system, arguments.model)
+
+
+def _check_remote(arguments: argparse.Namespace) -> None:
+    """Raises ConfigError."""
+    for name, default in _ENGINE_DEFAULTS.items():
+        if getattr(arguments, name) != default:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} says how a model is run here, and --url is given; leave it")
+
+
+def _chat(model: Model, settings: ChatSettings, system: str | None, name: str) -> int:
+    chat = Chat(Conversation(model, system), settings)
+    if _is_terminal():
+        chat.edit_lines()
+        complain(printable(f"{name}. {HINT}"))
+    while not chat.is_over and (text := _read()) is not None:
+        if text:
+            chat.take(text)
     return 0
 
 
+class Command(NamedTuple):
+    """
+    Attributes:
+        run: gets what stands behind the command's name.
+        argument: what that is.
+    """
+
+    run: Callable[[str], None]
+    argument: str
+    help: str
+
+
 class Chat:
-    """The turns so far."""
+    """What a user types is a command, or a message.
 
-    def __init__(self, engine: Engine, params: SamplingParams, system: str | None) -> None:
-        self._engine, self._params, self._system = engine, params, system
-        self.begin()
+    Attributes:
+        is_over: the user has left.
+    """
 
-    def begin(self) -> None:
-        """Forgets all turns but the system message."""
-        self._messages = [] if self._system is None else [self._message("system", self._system)]
+    def __init__(self, conversation: Conversation, settings: ChatSettings) -> None:
+        self.is_over = False
+        self._conversation = conversation
+        self._settings = settings
+        self._commands = {
+            "/help": Command(self._help, "", "this list"),
+            "/clear": Command(self._clear, "", "begins a new conversation"),
+            "/system": Command(self._system, "TEXT", "the system message from here on"),
+            "/set": Command(self._set, "NAME VALUE", "such as temperature 0.7; alone: tells all"),
+            "/retry": Command(self._retry, "", "asks the last message again"),
+            "/save": Command(self._save, "FILE", "writes the conversation as JSON"),
+            "/quit": Command(self._quit, "", "ends the chat, as does Ctrl-D"),
+        }
 
-    def turn(self, text: str) -> None:
-        """Prints the answer to `text`. One that failed, or was refused, leaves no turn behind; one
-        that Ctrl-C ended stays as far as it came.
+    def take(self, text: str) -> None:
+        """A line that is not empty."""
+        word, _, rest = text.partition(" ")
+        if word in self._commands:
+            try:
+                self._commands[word].run(rest.strip())
+            except ConfigError as error:
+                complain(f"photon-ext chat: {error}")
+        elif word[:1] == "/" and word[1:].isalpha():  # a path has another / or a dot
+            complain(f"there is no command {shown(word)}; {HINT}; {_SLASHES}")
+        else:
+            message = text.removeprefix("/") if text.startswith("//") else text
+            self._conversation.turn(message, self._settings.given)
+
+    def edit_lines(self) -> None:
+        """From here on `input` knows the keys of an editor, the lines before, and commands, which
+        Tab completes.
         """
-        asked = [*self._messages, self._message("user", text)]
+        with suppress(ImportError):  # not on every system
+            import readline
+
+            def complete(text: str, state: int) -> str | None:
+                begun = text == readline.get_line_buffer()
+                fits = [name for name in self._commands if begun and name.startswith(text or "/")]
+                return fits[state] if state < len(fits) else None
+
+            readline.set_completer_delims(" ")
+            readline.set_completer(complete)
+            readline.parse_and_bind("tab: complete")
+
+    def _help(self, rest: str) -> None:
+        for name, command in self._commands.items():
+            complain(f"{f'{name} {command.argument}':18} {command.help}")
+        complain(f"Ctrl-C ends an answer, and {_SLASHES}")
+
+    def _clear(self, rest: str) -> None:
+        self._conversation.clear()
+
+    def _system(self, rest: str) -> None:
+        self._conversation.system = rest
+        if not rest:
+            complain("there is no system message from here on")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if name:
+            self._settings.set(name, value.strip())
+        else:
+            complain(self._settings.told())
+
+    def _retry(self, rest: str) -> None:
+        self._conversation.retry(self._settings.given)
+
+    def _save(self, rest: str) -> None:
+        if not rest:
+            raise ConfigError("/save has no file; name one")
         try:
-            request = self._engine.submit(asked, self._params)
-        except RequestError as error:
-            complain(f"photon-ext chat: {error}; {NEW} begins another chat")
-            return
-        output = _answer(request)
-        if output.error is not None:
-            complain(f"photon-ext chat: {output.error}")
-            return
-        if output.stop_reason == "max_len":
-            complain(f"[the context is full; {NEW} begins another chat]")
-        self._messages = [*asked, self._message("assistant", output.text)]
+            self._conversation.save(Path(rest).expanduser())
+        except (OSError, ValueError, RuntimeError) as error:
+            told = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{shown(rest)} cannot be written ({told}); name another") from error
 
-    @staticmethod
-    def _message(role: str, content: str) -> dict[str, str]:
-        return {"role": role, "content": content}
-
-
-def _answer(request: Request) -> Output:
-    """Streams the answer; Ctrl-C ends it."""
-    try:
-        for event in request.iter():
-            say(event.text, end="")
-    except KeyboardInterrupt:
-        request.cancel()
-    output = request.result()
-    say("")
-    return output
+    def _quit(self, rest: str) -> None:
+        self.is_over = True
 
 
 def _read() -> str | None:
@@ -94,21 +174,9 @@ def _read() -> str | None:
             return None
         except KeyboardInterrupt:
             say("")
-            complain(HELP)
+            complain(HINT)
         except (UnicodeDecodeError, RuntimeError) as error:  # the latter: stdin is closed
             raise RequestError(f"stdin cannot be read ({error}); send text") from error
-
-
-def _command(text: str | None) -> str | None:
-    """A first word such as /help; a path has another / or a dot."""
-    word = (text or "").partition(" ")[0]
-    return word if word[:1] == "/" and word[1:].isalpha() else None
-
-
-def _edit_lines() -> None:
-    """From here on `input` knows the keys of an editor, and the lines before."""
-    with suppress(ImportError):  # not on every system
-        import readline  # noqa: F401
 
 
 def _is_terminal() -> bool:

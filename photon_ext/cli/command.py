@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -29,7 +30,7 @@ def run(argv: Sequence[str] | None) -> int:
         check_streams()
         arguments = make_parser().parse_args(argv)
         name = f"photon-ext {arguments.command}"
-        return _imported(arguments.command)(arguments)
+        return _imported(arguments.command, _needs_torch(arguments))(arguments)
     except (PhotonError, MemoryError, RuntimeError) as error:
         if not (isinstance(error, PhotonError) or _is_out_of_memory(error)):
             raise
@@ -45,15 +46,20 @@ def run(argv: Sequence[str] | None) -> int:
         return INTERRUPTED
 
 
-def _imported(command: str) -> Callable[..., int]:
-    """`run` of the command's module. `info` needs no torch, and `serve` leaves it to its children.
+def _needs_torch(arguments: argparse.Namespace) -> bool:
+    """`info` does without, `serve` leaves it to its children, and a chat to its server."""
+    return arguments.command not in ("info", "serve") and getattr(arguments, "url", None) is None
+
+
+def _imported(command: str, needs_torch: bool) -> Callable[..., int]:
+    """`run` of the command's module.
 
     Raises:
         Missing: a package that it needs cannot be imported.
     """
     with starting():
         try:
-            if command not in ("info", "serve"):
+            if needs_torch:
                 import_module("photon_ext._library")
             return cast("Callable[..., int]", import_module(f"photon_ext.cli.{command}").run)
         except ImportError as error:

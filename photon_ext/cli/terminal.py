@@ -9,6 +9,8 @@ from typing import TextIO
 
 from photon_ext.errors import PhotonError
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
 
 class OutputError(PhotonError):
     """stdout cannot be written."""
@@ -43,6 +45,13 @@ def say(text: str, end: str = "\n") -> None:
         raise OutputError(
             f"stdout cannot be written ({error.strerror}); send it to where there is room"
         ) from error
+
+
+def printable(text: str) -> str:
+    """For a terminal, which a model must not move about in, or give commands to: control
+    characters but for ends of lines and tabs are shown as U+FFFD.
+    """
+    return text.translate(_CONTROLS)
 
 
 def complain(text: str) -> None:
