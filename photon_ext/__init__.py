@@ -15,16 +15,18 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+_PROCESSES = "photon_ext.serve.", "photon_ext.bench."
+
 
 def _is_command() -> bool:
     """Whether this process is the command line, which loads torch and the ops itself: there Ctrl-C
-    meanwhile, or a missing torch, is told in one line. Or a process of its server, which may need
-    no torch.
+    meanwhile, or a missing torch, is told in one line. Or a process of its server or of a client,
+    which may need no torch.
     """
     program = sys.argv[0] if sys.argv else ""
     if program == "-m":  # what Python says while it looks for the module to run
         runs = sys.orig_argv
-        return "photon_ext" in runs or any(one.startswith("photon_ext.serve.") for one in runs)
+        return "photon_ext" in runs or any(one.startswith(_PROCESSES) for one in runs)
     return os.path.basename(program) == "photon-ext"
 
 

@@ -1,4 +1,5 @@
-"""The command line: `photon-ext generate`, `chat`, `serve`, `trace` and `info`.
+"""The command line: `photon-ext generate`, `chat`, `serve`, `bench`, `trace` and
+`info`.
 
 Exit codes: 0 done, 1 a request ended with an error, 2 wrong input or set-up, or stdout cannot be
 written (one line on stderr says what to do), 130 interrupted.

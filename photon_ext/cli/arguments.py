@@ -51,6 +51,7 @@ def make_parser() -> Parser:
     _add_serve(
         commands.add_parser("serve", help="an HTTP port that speaks OpenAI's and Anthropic's APIs")
     )
+    _add_bench(commands.add_parser("bench", help="traffic against a server, and what it took"))
     _add_info(commands.add_parser("info", help="versions, devices, build, and what is missing"))
     return parser
 
@@ -232,6 +233,68 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     _add_model(parser)
     add_engine_flags(parser)
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("url", help="of a server that speaks OpenAI's API, without /v1: http://localhost:8000")
+    add("--model", help="as the server names it; by default the first that it lists")
+    add(
+        "--api-key",
+        metavar="KEY",
+        help="by default that in the environment variable OPENAI_API_KEY",
+    )
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
+        "--streams",
+        default="1,8,32",
+        metavar="N,N",
+        help="requests that run at any time, one run for each number (default 1,8,32)",
+    )
+    load.add_argument(
+        "--rate",
+        metavar="R,R",
+        help="instead: requests that arrive in a second (Poisson), whatever runs; burst: all at "
+        "once. One run for each",
+    )
+    add(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="of a run; by default four for each stream, or 256 by the clock",
+    )
+    lengths = "tokens: 160, 32-1024 (any alike), or 16-2048:160 (lognormal, with that median)"
+    add("--prompt", default="160", metavar="TOKENS", help=f"{lengths}; default 160")
+    add("--answer", default="256", metavar="TOKENS", help="the same of answers; default 256")
+    add(
+        "--ids",
+        default="1000-30000",
+        metavar="LOW-HIGH",
+        help="prompts are random token ids from here (default 1000-30000)",
+    )
+    add("--text", action="store_true", help="prompts are words instead, about a token each")
+    add("--chat", action="store_true", help="ask /v1/chat/completions, which takes words alone")
+    add(
+        "--any-length",
+        action="store_true",
+        help="answers may end early: for servers that do not know ignore_eos and min_tokens",
+    )
+    add(
+        "--clients",
+        type=int,
+        metavar="N",
+        help="client processes at most; by default half of the cores, up to 8",
+    )
+    add("--seed", type=int, default=0, help="of prompts, lengths and arrivals (default 0)")
+    add(
+        "--timeout",
+        type=_seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="of an answer (default 600)",
+    )
+    add("--json", metavar="FILE", help="write all figures there, too")
+    add("--plot", metavar="FILE", help="and a PNG of them; needs matplotlib")
 
 
 def _add_info(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ def run(argv: Sequence[str] | None) -> int:
 
 
 def _needs_torch(arguments: argparse.Namespace) -> bool:
-    """`info` does without, `serve` leaves it to its children, and a chat to its server."""
+    """`info` does without, `serve` leaves it to its children, a chat and `bench` to a server."""
     return arguments.command not in ("info", "serve") and getattr(arguments, "url", None) is None
 
 
