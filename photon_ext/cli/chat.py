@@ -61,7 +61,7 @@ def _chat(model: Model, settings: ChatSettings, system: str | None, name: str) -
         chat.edit_lines()
         complain(printable(f"{name}. {HINT}"))
     while not chat.is_over and (text := _read()) is not None:
-        if text:
+        with suppress(KeyboardInterrupt):  # which came when an answer had ended
             chat.take(text)
     return 0
 
@@ -100,7 +100,6 @@ class Chat:
         }
 
     def take(self, text: str) -> None:
-        """A line that is not empty."""
         word, _, rest = text.partition(" ")
         if word in self._commands:
             try:
@@ -109,7 +108,7 @@ class Chat:
                 complain(f"photon-ext chat: {error}")
         elif word[:1] == "/" and word[1:].isalpha():  # a path has another / or a dot
             complain(f"there is no command {shown(word)}; {HINT}; {_SLASHES}")
-        else:
+        elif text:
             message = text.removeprefix("/") if text.startswith("//") else text
             self._conversation.turn(message, self._settings.given)
 

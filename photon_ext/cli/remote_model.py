@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
 from typing import Any, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
 
 from photon_ext.cli.conversation import AnswerFailed, Message, Piece
 from photon_ext.cli.server_events import events
 from photon_ext.cli.terminal import printable
 from photon_ext.errors import ConfigError, describe, shortened, shown
 
+_HERE = ("localhost", "127.0.0.1", "::1")  # reached without a proxy
 _FIRST_S = 10.0  # in which a server says what it has
 _SILENT_S = 600.0  # in which the next token comes: a request may wait for others
 _NAMES = {"max_new_tokens": "max_tokens"}
@@ -34,9 +36,6 @@ class _StaysHere(HTTPRedirectHandler):
         return None
 
 
-_OPENER = build_opener(_StaysHere)
-
-
 class RemoteModel:
     """
     Attributes:
@@ -54,6 +53,8 @@ class RemoteModel:
                 has.
         """
         self._base = base_url(url)
+        own = [ProxyHandler({})] if urlsplit(self._base).hostname in _HERE else []
+        self._opener = build_opener(_StaysHere, *own)
         self._headers = {"Content-Type": "application/json", "User-Agent": "photon-ext"}
         if api_key is not None:
             if not (api_key.isascii() and api_key.isprintable()):
@@ -106,7 +107,7 @@ class RemoteModel:
         content = None if body is None else json.dumps(body).encode()
         try:
             request = Request(self._base + path, content, self._headers)
-            return cast("HTTPResponse", _OPENER.open(request, timeout=seconds))
+            return cast("HTTPResponse", self._opener.open(request, timeout=seconds))
         except HTTPError as error:
             raise AnswerFailed(_refusal(error)) from error
         except (OSError, HTTPException, ValueError) as error:
@@ -142,10 +143,9 @@ def _pieces_of(choice: Mapping[str, Any]) -> Iterator[Piece]:
 
 
 def _refusal(error: HTTPError) -> str:
-    try:
+    body = ""
+    with error, suppress(OSError, HTTPException):
         body = error.read(2**16).decode("utf-8", "replace")
-    except (OSError, HTTPException):
-        body = ""
     wait = error.headers.get("retry-after")
     after = f"; it asks to wait {shortened(wait)} s" if wait else ""
     told = _message(body) or error.reason

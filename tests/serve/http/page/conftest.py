@@ -66,10 +66,12 @@ def opened(tab: Any, model_dir: Path) -> Opens:
     @contextmanager
     def open_page(client: StubClient, **settings: Any) -> Iterator[Any]:
         with on_a_port(client, model_dir, **settings) as address:
-            tab.goto(address)
-            if not settings.get("api_keys"):
-                tab.wait_for_selector("#model option", state="attached")
-            yield tab
-            tab.goto("about:blank")  # the server waits for connections to end
+            try:
+                tab.goto(address)
+                if not settings.get("api_keys"):
+                    tab.wait_for_selector("#model option", state="attached")
+                yield tab
+            finally:
+                tab.goto("about:blank")  # the server waits for connections to end
 
     return open_page
