@@ -242,7 +242,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add(
         "--api-key",
         metavar="KEY",
-        help="by default that in the environment variable OPENAI_API_KEY",
+        help="by default the first in the environment variable PHOTON_API_KEY",
     )
     load = parser.add_mutually_exclusive_group()
     load.add_argument(

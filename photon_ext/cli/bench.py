@@ -6,14 +6,11 @@ import argparse
 import json
 import os
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,6 +20,7 @@ from photon_ext.bench.asks import Endpoint, Lengths, Traffic
 from photon_ext.bench.figures import Figures, Spread
 from photon_ext.bench.run import Clients
 from photon_ext.checks import check_count
+from photon_ext.cli.remote_server import RemoteServer
 from photon_ext.cli.terminal import complain, say
 from photon_ext.errors import ConfigError, PhotonError, shown
 
@@ -30,7 +28,6 @@ FAILED = 1
 PER_STREAM, BY_THE_CLOCK = 4, 256  # requests of a run
 MOST_CLIENTS = 8
 BUSY = 0.7  # of its time that a client process may compute: beyond, it is what is measured
-_REACH_S = 10.0  # for a server to name its models
 _MOST = 1_000_000
 
 
@@ -114,29 +111,10 @@ def _traffic(arguments: argparse.Namespace) -> Traffic:
 
 
 def _endpoint(arguments: argparse.Namespace) -> Endpoint:
-    url = arguments.url if "://" in arguments.url else f"http://{arguments.url}"
-    url = url.rstrip("/").removesuffix("/v1")
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise ConfigError(f"the URL is {shown(arguments.url)}; give http://HOST:PORT")
-    key = arguments.api_key or os.environ.get("OPENAI_API_KEY") or None
-    model = arguments.model or _first_model(url, key)
-    return Endpoint(url, model, arguments.chat, key, not arguments.any_length)
-
-
-def _first_model(url: str, key: str | None) -> str:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    request = urllib.request.Request(f"{url}/v1/models", headers=headers)
-    try:
-        with urllib.request.urlopen(request, timeout=_REACH_S) as response:
-            return str(json.load(response)["data"][0]["id"])
-    except urllib.error.HTTPError as error:
-        remedy = "give --api-key" if error.code in (401, 403) else "name one by --model"
-        raise ConfigError(f"{url}/v1/models: {error.code} {error.reason}; {remedy}") from error
-    except OSError as error:
-        why = getattr(error, "reason", error)
-        raise ConfigError(f"{url} cannot be reached: {why}; is the server running?") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise ConfigError(f"{url}/v1/models lists no model; name one by --model") from error
+    server = RemoteServer(arguments.url, arguments.api_key)
+    model = arguments.model or server.first_model()
+    url = server.base.removesuffix("/v1")
+    return Endpoint(url, model, arguments.chat, server.api_key, not arguments.any_length)
 
 
 def _try(clients: Clients, traffic: Traffic) -> None:

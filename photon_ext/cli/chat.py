@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,6 @@ from photon_ext.cli.conversation import Conversation, Model
 from photon_ext.cli.terminal import complain, printable, say
 from photon_ext.errors import ConfigError, RequestError, shown
 
-API_KEY = "PHOTON_API_KEY"
 DEFAULT_MODEL = "smollm2"
 HINT = "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat"
 _SLASHES = "// begins a message that is sent with one /"
@@ -31,10 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.url is not None:
         _check_remote(arguments)
         settings = ChatSettings(given, {})
-        from photon_ext.cli.remote_model import RemoteModel
+        from photon_ext.cli.remote_model import RemoteModel, RemoteServer
 
-        key = arguments.api_key or next(iter(os.environ.get(API_KEY, "").split()), None)
-        remote = RemoteModel(arguments.url, key, arguments.model)
+        remote = RemoteModel(RemoteServer(arguments.url, arguments.api_key), arguments.model)
         return _chat(remote, settings, arguments.system, f"{remote.name} at {arguments.url}")
     if arguments.api_key is not None:
         raise ConfigError("--api-key goes with --url; a model that runs here asks for none")

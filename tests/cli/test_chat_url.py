@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from photon_ext.cli.remote_model import base_url
+from photon_ext.cli.remote_server import base_url
 from photon_ext.errors import ConfigError
 from tests.cli.command import blocked_torch, run
 from tests.cli.scripted_server import Reply, Scripted, Terminal, said, scripted
@@ -90,7 +90,7 @@ FAULTS = [
     (Reply([b'{"error": {"message": "No key."}}'], 401, JSON), "answers 401: No key.; give a key"),
     (
         Reply([b'{"error": {"message": "Full."}}'], 429, {**JSON, "Retry-After": "3"}),
-        "answers 429: Full.; it asks to wait 3 s; /retry asks again",
+        "answers 429: Full.; it asks to wait 3 s; try again later",
     ),
     (Reply([b'{"detail": "Off."}'], 503, JSON), "answers 503: Off."),
     (Reply([b"<h1>Bad\x1b[2J gateway</h1>"], 502, {}), "answers 502: <h1>Bad\ufffd[2J gateway"),
@@ -100,6 +100,7 @@ FAULTS = [
         Reply([*said("Half", end=False), b'data: {"error": {"message": "It died."}}\n\n']),
         "the answer broke off: It died.",
     ),
+    (Reply([b'data: {"choices": ["x"]}\n\n']), "sends events of another shape"),
     (Reply(said("Half", end=False), breaks=True), "the server ended the connection before"),
     (Reply(said("Half", end=False)), "the server ended the connection before the answer"),
 ]
@@ -124,7 +125,7 @@ def test_where_no_server_is_the_command_ends(talk: Talk) -> None:
     assert "http://127.0.0.1:9/v1 cannot be reached (ConnectionRefusedError" in err
     with scripted(models=Reply([b'{"data": []}'], headers={})) as server:
         code, _, err = talk(server, "a")
-    assert (code, "names no model; give --model" in err) == (2, True)
+    assert (code, "lists no model; give --model" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_urls_are_taken_as_people_write_them() -> None:
         assert base_url(url) == "http://localhost:8000/v1"
     assert base_url("https://a.b/openai/v1") == "https://a.b/openai/v1"
     for url in ("", "ftp://a", "http://", "http://a:99999", "http://a/?b", "http://me:pw@a"):
-        with pytest.raises(ConfigError, match="--url is"):
+        with pytest.raises(ConfigError, match="the URL is"):
             base_url(url)
 
 
