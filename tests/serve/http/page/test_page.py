@@ -15,6 +15,7 @@ from tests.serve.http.stub import StubClient, busy
 from tests.serve.http.words import TEMPLATE, text_of
 from tests.serve.processes import Server, until
 
+expect.set_options(timeout=20_000)  # milliseconds
 HOSTILE = (
     "<img src=x onerror=\"document.title='run'\"> <script>document.title='run'</script>\n\n"
     "```html\n<svg onload=\"document.title='run'\">\n```\n\n[a](javascript:document.title='run')"
@@ -25,7 +26,7 @@ SCHEMA = {
     "required": ["kind", "sure"],
     "additionalProperties": False,
 }
-ENDLESS = {"type": "string", "minLength": 3000}
+ENDLESS = {"type": "string", "minLength": 3900}
 ORDERED = {"type": "object", "properties": {"b": {"const": 1}, "1": {"const": 2}}}
 # Red, green and blue of an element's text and of what it stands on, 0..255 each.
 COLOURS = """selector => {
