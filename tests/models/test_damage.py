@@ -15,8 +15,8 @@ from tokenizers import models
 from photon_ext.errors import ModelError
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.loading.gguf_file import GgufFile
-from photon_ext.models.loading.hf_weights import INDEX_FILE, SINGLE_FILE
 from photon_ext.models.loading.loader import load_model
+from photon_ext.models.loading.shards import INDEX_FILE, SINGLE_FILE
 from tests.models.tiny import LLAMA3_ROPE, VOCAB, saved_tiny_model, tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +176,10 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """An empty cache; nothing is downloaded."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "hub"
 
@@ -204,6 +206,19 @@ def test_an_id_of_the_hub_is_what_was_downloaded_of_it(hub: Path, ref: str | Non
     assert load_model("some-one/Tiny-0.1B").weights.dtype is torch.float32
 
 
+def test_what_keeps_a_model_from_being_downloaded_is_named(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match=r"nothing is downloaded while HF_HUB_OFFLINE is set$"):
+        resolve_model("a/b")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(
+        ModelError, match=r"from the Hugging Face Hub: pip install huggingface_hub$"
+    ):
+        resolve_model("a/b")
+
+
 def test_an_id_that_was_not_downloaded_says_how_to_get_it(
     hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,10 +230,12 @@ def test_an_id_that_was_not_downloaded_says_how_to_get_it(
         resolve_model("a/b")
     snapshot = downloaded(hub, "a/b")
     (snapshot / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r" has no \*\.safetensors; get it with `hf download a/b`"):
+    with pytest.raises(
+        ModelError, match=r" has no model\.safetensors; get it with `hf download a/b`"
+    ):
         resolve_model("a/b")
     (snapshot / "config.json").unlink()
-    with pytest.raises(ModelError, match=r" has no config\.json and no \*\.saf"):
+    with pytest.raises(ModelError, match=r" has no config\.json and no model\.saf"):
         resolve_model("a/b")
     (snapshot / "tiny.gguf").touch()
     assert resolve_model("a/b") == snapshot / "tiny.gguf"

