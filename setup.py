@@ -7,13 +7,15 @@ build/build.ninja; ninja does the work.
     python setup.py develop                the same, by its old name
     python setup.py build_emulator         for tests without a GPU: the CUDA kernels by the C++
                                            compiler, into build/emulated/
+    python setup.py bdist_wheel            a wheel; see make wheel
 
 PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built
 where nvcc is found and torch has CUDA. A GPU is not needed to build them, and with PHOTON_CUDA=1
 neither is a torch with CUDA: _ops speaks torch's stable ABI and links the CUDA runtime statically.
 PHOTON_SM_100=1 adds machine code for compute capability 10.0, where the Hopper kernels are
-untested. PHOTON_STAMPS=1 builds kernels that note the time at points within them, for
-benchmarks/lab/stamps.py.
+untested. PHOTON_PYTHONS="python3.10 python3.12" builds _C for these, too: a wheel for them needs no
+more than their headers. PHOTON_STAMPS=1 builds kernels that note the time at points within them,
+for benchmarks/lab/stamps.py.
 """
 
 from __future__ import annotations
@@ -33,6 +35,11 @@ from typing import ClassVar
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import SetupError
+
+try:
+    from setuptools.command.bdist_wheel import bdist_wheel
+except ImportError:  # before setuptools 70.1
+    from wheel.bdist_wheel import bdist_wheel
 
 ROOT = Path(__file__).resolve().parent
 BUILD = ROOT / "build"
@@ -107,6 +114,56 @@ SIMD_ISAS = {
 
 
 @dataclass(frozen=True)
+class Python:
+    """A Python that _C is built for.
+
+    Attributes:
+        tag: "cp311", as wheels name it.
+        include: where its headers are.
+        suffix: of its extension modules.
+        variant: of object files; "": it is the one that builds.
+    """
+
+    tag: str
+    include: str
+    suffix: str
+    variant: str = ""
+
+    @classmethod
+    def of(cls, command: str) -> Python:
+        """Of an interpreter by its command."""
+        question = (
+            "import sys, sysconfig as of; print(*sys.version_info[:2], sep='', end=' '); "
+            "print(of.get_path('include'), of.get_config_var('EXT_SUFFIX'))"
+        )
+        try:
+            version, include, suffix = run(command, "-c", question).split()
+        except (OSError, ValueError, subprocess.CalledProcessError) as error:
+            raise SetupError(
+                f"PHOTON_PYTHONS names {command!r}, which does not answer like Python: {error}"
+            ) from None
+        if not Path(include, "Python.h").exists():
+            raise SetupError(
+                f"PHOTON_PYTHONS names {command!r}, and {include} has no Python.h: install its "
+                "headers (Debian: python3-dev)"
+            )
+        return cls(f"cp{version}", include, suffix, f"cp{version}")
+
+
+THIS_PYTHON = Python(
+    f"cp{sys.version_info.major}{sys.version_info.minor}",
+    sysconfig.get_path("include"),
+    str(sysconfig.get_config_var("EXT_SUFFIX")),
+)
+
+
+def other_pythons() -> list[Python]:
+    """Those that PHOTON_PYTHONS names, besides the one that builds."""
+    found = map(Python.of, os.environ.get("PHOTON_PYTHONS", "").split())
+    return [python for python in found if python.tag != THIS_PYTHON.tag]
+
+
+@dataclass(frozen=True)
 class Library:
     """One shared library: which sources it is made of, and which flags they need besides the
     common ones.
@@ -116,8 +173,13 @@ class Library:
     file: str
     sources: tuple[str, ...]  # globs, relative to the repository
     needs_torch: bool = False
-    needs_pybind11: bool = False
+    python: Python | None = None  # which it is a module of; it needs pybind11
     link_flags: str = ""
+
+
+def native_module(python: Python) -> Library:
+    sources = "csrc/python/*.cpp", "csrc/device/*.cpp"
+    return Library("_C", f"_C{python.suffix}", sources, python=python)
 
 
 LIBRARIES = (
@@ -128,12 +190,7 @@ LIBRARIES = (
         needs_torch=True,
         link_flags="-Wl,-z,defs",  # a kernel that is declared and missing fails here, not at import
     ),
-    Library(
-        "_C",
-        f"_C{sysconfig.get_config_var('EXT_SUFFIX')}",
-        ("csrc/python/*.cpp", "csrc/device/*.cpp"),
-        needs_pybind11=True,
-    ),
+    native_module(THIS_PYTHON),
 )
 
 
@@ -380,7 +437,8 @@ class Plan:
                     for variant, own_flags in cpu_variants(source).items()
                 ]
             else:
-                objects.append(self.compile("cxx", source, flags))
+                variant = library.python.variant if library.python else ""
+                objects.append(self.compile("cxx", source, flags, variant))
         self.link(f"photon_ext/{library.file}", objects, link_flags)
 
     def add_emulated(self, library: Library, sanitizer: str) -> None:
@@ -446,11 +504,11 @@ class Plan:
                 f"-L{root}/lib",
                 "-Wl,--no-as-needed -ltorch_cpu -ltorch -Wl,--as-needed",
             ]
-        if library.needs_pybind11:
+        if library.python is not None:
             import pybind11
 
             compile_flags += [
-                f"-isystem {sysconfig.get_path('include')}",
+                f"-isystem {library.python.include}",
                 f"-isystem {pybind11.get_include()}",
             ]
         if self.cuda:
@@ -498,7 +556,7 @@ class NinjaBuild(build_ext):
     def run(self) -> None:
         plan = Plan(find_cuda(), find_cxx())
         plan.write_rules()
-        for library in LIBRARIES:
+        for library in (*LIBRARIES, *map(native_module, other_pythons())):
             plan.add(library)
         BUILD.mkdir(exist_ok=True)
         with open(BUILD / ".lock", "w") as lock:
@@ -519,6 +577,14 @@ class NinjaBuild(build_ext):
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
+
+
+class Wheel(bdist_wheel):
+    """A wheel of each Python that it has a _C for."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        pythons = sorted((THIS_PYTHON, *other_pythons()), key=lambda one: int(one.tag[2:]))
+        return ".".join(one.tag for one in pythons), "none", super().get_tag()[2]
 
 
 class PlainCommand(Command):
@@ -582,7 +648,12 @@ if __name__ == "__main__":
     setup(
         license="Apache-2.0",
         ext_modules=[Extension(f"photon_ext.{library.name}", []) for library in LIBRARIES],
-        cmdclass={"build_ext": NinjaBuild, "build_emulator": BuildEmulator, "develop": Develop},
+        cmdclass={
+            "build_ext": NinjaBuild,
+            "build_emulator": BuildEmulator,
+            "bdist_wheel": Wheel,
+            "develop": Develop,
+        },
         # A plain .pth: scripts beside the checkout shall import the package, not its folder.
         options={"editable_wheel": {"mode": "compat"}},
     )

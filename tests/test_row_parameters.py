@@ -11,16 +11,16 @@ import pytest
 from photon_ext import ConfigError, RowParams
 
 ROOT = Path(__file__).resolve().parents[1]
-HTTP = ROOT / "photon_ext/serve/http"
+OTHERS = {ROOT / "photon_ext/serve/http", ROOT / "photon_ext/bench"}
 MOST = 6  # the table, its column in layout.py and row_state.h, who reads it there, the reference
 
 
 def files_naming(parameter: str) -> list[str]:
-    """Files of photon_ext and csrc that name it, in whatever case. Those of HTTP have the fields of
-    others' protocols.
+    """Files of photon_ext and csrc that name it, in whatever case. Servers and clients of HTTP have
+    the fields of others' protocols.
     """
     files = [
-        *(path for path in (ROOT / "photon_ext").rglob("*.py") if HTTP not in path.parents),
+        *(path for path in (ROOT / "photon_ext").rglob("*.py") if OTHERS.isdisjoint(path.parents)),
         *filter(Path.is_file, (ROOT / "csrc").rglob("*")),
     ]
     return sorted(

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from setuptools import Distribution
 from setuptools.errors import SetupError
 
 import photon_ext
@@ -228,3 +229,23 @@ def test_a_script_beside_the_checkout_imports_the_package(tmp_path: Path) -> Non
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.stdout.strip() == photon_ext.__version__, done.stderr
+
+
+def test_a_wheel_is_for_all_pythons_that_it_has_a_module_for(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    header = tmp_path / "Python.h"
+    other = tmp_path / "python3.99"
+    other.write_text(f"#!/bin/sh\necho 399 {tmp_path} .cpython-399.so\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PHOTON_PYTHONS", f"{sys.executable} {other}")
+    with pytest.raises(SetupError, match=r"has no Python\.h: install its headers"):
+        build.other_pythons()
+    header.touch()
+    (found,) = build.other_pythons()
+    assert (found.tag, build.native_module(found).file) == ("cp399", "_C.cpython-399.so")
+    tag = build.Wheel(Distribution()).get_tag()
+    assert tag[:2] == (f"{build.THIS_PYTHON.tag}.cp399", "none")
+    monkeypatch.setenv("PHOTON_PYTHONS", "no-such-python")
+    with pytest.raises(SetupError, match="'no-such-python', which does not answer like Python"):
+        build.other_pythons()

@@ -277,7 +277,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add(
         "--any-length",
         action="store_true",
-        help="answers may end early: for servers that do not know ignore_eos and min_tokens",
+        help="answers may end early: for servers that do not know ignore_eos",
     )
     add(
         "--clients",

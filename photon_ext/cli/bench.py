@@ -124,7 +124,7 @@ def _try(clients: Clients, traffic: Traffic) -> None:
     if answer.error is not None:
         raise PhotonError(
             f"the server refuses a first request: {answer.error}. Prompts of words: --text; ids of "
-            "a small vocabulary: --ids; without ignore_eos and min_tokens: --any-length"
+            "a small vocabulary: --ids; without ignore_eos: --any-length"
         )
 
 

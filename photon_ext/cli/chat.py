@@ -90,7 +90,7 @@ class Chat:
             "/help": Command(self._help, "", "this list"),
             "/clear": Command(self._clear, "", "begins a new conversation"),
             "/system": Command(self._system, "TEXT", "the system message from here on"),
-            "/set": Command(self._set, "NAME VALUE", "such as temperature 0.7; alone: tells all"),
+            "/set": Command(self._set, "NAME VALUE", "such as seed 7; alone: tells all"),
             "/retry": Command(self._retry, "", "asks the last message again"),
             "/save": Command(self._save, "FILE", "writes the conversation as JSON"),
             "/quit": Command(self._quit, "", "ends the chat, as does Ctrl-D"),
