@@ -270,11 +270,19 @@ def hopper_unsupported(gpu: Gpu) -> str | None:
     """Why it runs no Hopper kernel; None: it does."""
 
 def plan_linear(
-    gpu: Gpu, op: str, dtype: str, tokens: int, n: int, k: int, workspace: bool = True
+    gpu: Gpu,
+    op: str,
+    dtype: str,
+    tokens: int,
+    n: int,
+    k: int,
+    workspace: bool = True,
+    dense: bool = True,
 ) -> tuple[str, str | None]:
-    """The kernel that an op ("norm_linear_into") with a weight [n, k] runs on dense tensors where
-    ``hopper`` is asked for, as csrc/cuda names it, less "_kernel"; and why it is not the Hopper
-    kernel for so many tokens, or None.
+    """The kernel that an op ("norm_linear_into") with a weight [n, k] runs on contiguous tensors
+    where ``hopper`` is asked for, as csrc/cuda names it, less "_kernel"; and why it is not the
+    Hopper kernel for so many tokens, or None. `dense`: the weight is of `dtype`, not stored in
+    fewer bits.
 
     ValueError: there is no such linear or dtype.
     """

@@ -19,10 +19,11 @@ on, row 0 is padding. :mod:`photon_ext.layout` says what each column and flag me
 SegmentFlag, RowColumn, Count and RecordFlag.
 
 All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call,
-but for cos/sin tables and a workspace, which are float32. Integer tensors, vectors and cos/sin
-tables are contiguous; all others have neighbouring elements in the last dimension and free strides
-before it, where no more is said. T = 0 is fine everywhere. All of it is for inference: no gradient
-is recorded, and the functionals refuse tensors that ask for one or carry a tangent.
+but for cos/sin tables, scales and a workspace, which are float32, and for weights with scales.
+Integer tensors, vectors and cos/sin tables are contiguous; all others have neighbouring elements in
+the last dimension and free strides before it, where no more is said. T = 0 is fine everywhere. All
+of it is for inference: no gradient is recorded, and the functionals refuse tensors that ask for one
+or carry a tangent.
 
 No two elements of what is written may be one in memory, nor may another argument hold any; columns
 of one buffer side by side, as those of a fused projection, are apart.
@@ -504,6 +505,7 @@ def linear_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = x @ weight.T + bias``, summed in float32 in an order that depends on k alone; with
     `hopper` on T, n and k, never on other tokens.
@@ -511,7 +513,7 @@ def linear_into(
     Args:
         out: [T, n], written.
         x: [T, k].
-        weight: [n, k].
+        weight: [n, k], of the dtype of x, or float8_e4m3fn with `weight_scale`.
         bias: [n], or None.
         counts: int32 [1 or more], its first element the number of leading tokens to compute, which
             the op reads on the device; below 0 is none, above T is all. The other tokens of out
@@ -520,23 +522,41 @@ def linear_into(
             the dtype is bfloat16, k is a multiple of 64 and n of 8, and pointers and strides are
             whole 16-byte vectors.
         pdl: as in :func:`norm_linear_into`.
+        weight_scale: what the numbers of a float8_e4m3fn weight are multiplied by, float32,
+            contiguous: [n, 1], one a row; [n, ceil(k / 128)], one for each 128 columns of a row; or
+            [ceil(n / 128), ceil(k / 128)], one a block of 128 x 128. Products are summed in float32
+            within the columns of a scale, multiplied by it, and added. Hopper kernels do not read
+            such weights: the portable ones run. A NaN among the numbers (0x7f, 0xff) is not looked
+            for, and read as 480. None: the weight has the dtype of x.
     """
-    _linear(out, x, weight, bias, counts, hopper, pdl)
+    _linear(out, x, weight, bias, counts, hopper, pdl, weight_scale)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    weight_scale: Tensor | None = None,
+) -> Tensor:
     """:func:`linear_into` a new [T, n]."""
     _refuse_gradients("linear", x, weight, bias)
     out = x.new_empty(_size(x, 0), _size(weight, 0))
-    _linear(out, x, weight, bias, None)
+    _linear(out, x, weight, bias, None, weight_scale=weight_scale)
     return out
 
 
-def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def gemv_into(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+) -> None:
     """:func:`linear_into` of one token: x [k], weight [n, k], bias [n] or None, out [n],
-    written.
+    written; `weight_scale` as there.
     """
-    _gemv(out, x, weight, bias)
+    _gemv(out, x, weight, bias, weight_scale)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
@@ -599,6 +619,7 @@ def norm_linear_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `hopper`: the bits of
     :func:`rms_norm_into` and :func:`linear_into`.
@@ -626,8 +647,11 @@ def norm_linear_into(
             call's shapes; what it holds before and after means nothing. With it, more than 64
             tokens have a Hopper kernel of their own, with the same bits. None: the weights are read
             again for each 64 tokens.
+        weight_scale: as in :func:`linear_into`.
     """
-    _norm_linear(out, x, norm_weight, eps, weight, bias, counts, hopper, pdl, workspace)
+    _norm_linear(
+        out, x, norm_weight, eps, weight, bias, counts, hopper, pdl, workspace, weight_scale
+    )
 
 
 def norm_linear(
@@ -638,11 +662,12 @@ def norm_linear(
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`norm_linear_into` a new [T, n]."""
     _refuse_gradients("norm_linear", x, norm_weight, weight, bias)
     out = x.new_empty(_size(x, 0), _size(weight, 0))
-    _norm_linear(out, x, norm_weight, eps, weight, bias, None, hopper)
+    _norm_linear(out, x, norm_weight, eps, weight, bias, None, hopper, weight_scale=weight_scale)
     return out
 
 
@@ -654,6 +679,7 @@ def linear_residual_(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`,
     it has the bits of :func:`linear_into`.
@@ -665,8 +691,9 @@ def linear_residual_(
         bias: [n], or None.
         counts: as in :func:`linear_into`.
         hopper, pdl: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
+        weight_scale: as in :func:`linear_into`.
     """
-    _linear_residual(residual, x, weight, bias, counts, hopper, pdl)
+    _linear_residual(residual, x, weight, bias, counts, hopper, pdl, weight_scale)
 
 
 def norm_swiglu_into(
@@ -680,6 +707,7 @@ def norm_swiglu_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the
     first half of a gated MLP.
@@ -697,8 +725,21 @@ def norm_swiglu_into(
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
         hopper, pdl, workspace: as in :func:`norm_linear_into`, k being hidden.
+        weight_scale: as in :func:`linear_into`, of gate_up_weight.
     """
-    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, counts, hopper, pdl, workspace)
+    _norm_swiglu(
+        out,
+        x,
+        norm_weight,
+        eps,
+        gate_up_weight,
+        bias,
+        counts,
+        hopper,
+        pdl,
+        workspace,
+        weight_scale,
+    )
 
 
 def norm_swiglu(
@@ -709,11 +750,14 @@ def norm_swiglu(
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`norm_swiglu_into` a new [T, intermediate]."""
     _refuse_gradients("norm_swiglu", x, norm_weight, gate_up_weight, bias)
     out = x.new_empty(_size(x, 0), _size(gate_up_weight, 0) // 2)
-    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, hopper)
+    _norm_swiglu(
+        out, x, norm_weight, eps, gate_up_weight, bias, None, hopper, weight_scale=weight_scale
+    )
     return out
 
 
@@ -725,6 +769,7 @@ def swiglu_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = silu(x @ gate.T) * (x @ up.T)``. Without `hopper`, the bits are those of
     :func:`linear_into` and :func:`silu_mul_into`: gate and up are rounded to the dtype.
@@ -736,8 +781,9 @@ def swiglu_into(
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
         hopper, pdl: as in :func:`linear_into`, n being intermediate.
+        weight_scale: as in :func:`linear_into`, of gate_up_weight.
     """
-    _swiglu(out, x, gate_up_weight, bias, counts, hopper, pdl)
+    _swiglu(out, x, gate_up_weight, bias, counts, hopper, pdl, weight_scale)
 
 
 def linear_norm_into(
@@ -752,6 +798,7 @@ def linear_norm_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """``residual += x @ weight.T + bias``, the product rounded first, then ``out =
     rms_norm(residual, norm_weight, eps)``. Without `hopper`, the bits are those of
@@ -770,8 +817,22 @@ def linear_norm_into(
             workspace.
         workspace: float32 [words], contiguous, at least :func:`linear_norm_workspace_words` of
             this call's shapes; written.
+        weight_scale: as in :func:`linear_into`.
     """
-    _linear_norm(out, residual, x, weight, norm_weight, eps, bias, counts, hopper, pdl, workspace)
+    _linear_norm(
+        out,
+        residual,
+        x,
+        weight,
+        norm_weight,
+        eps,
+        bias,
+        counts,
+        hopper,
+        pdl,
+        workspace,
+        weight_scale,
+    )
 
 
 def linear_norm_workspace_words(num_tokens: int, n: int) -> int:

@@ -670,11 +670,29 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
 # --- linear and mlp -------------------------------------------------------------------------------
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
+    """The float32 numbers [n, k] of a weight whose scales are as :func:`photon_ext.ops.linear_into`
+    has them: one a row, or one for each 128 columns of a row or of 128 rows.
+    """
+    (n, k), (rows, columns) = weight.shape, scale.shape
+    of_rows = scale if rows == n else scale.repeat_interleave(128, 0)[:n]
+    of_all = of_rows if columns == 1 else of_rows.repeat_interleave(128, 1)[:, :k]
+    return weight.float() * of_all
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    weight_scale: Tensor | None = None,
+) -> Tensor:
     """As :func:`photon_ext.ops.linear`: a new [T, n] of the dtype of x; PyTorch chooses the
     order of its sums.
     """
-    total = _wide(x) @ _wide(weight).T
+    if weight_scale is not None:
+        weight = dequantized(weight, weight_scale)
+    total = _wide(x) @ weight.to(_wide(x).dtype).T
     return (total if bias is None else total + _wide(bias)).to(x.dtype)
 
 
@@ -686,17 +704,24 @@ def linear_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_into`: the tokens of out [T, n] within the counts are
     written.
     """
     num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = linear(x[:num_tokens], weight, bias)
+    out[:num_tokens] = linear(x[:num_tokens], weight, bias, weight_scale=weight_scale)
 
 
-def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def gemv_into(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+) -> None:
     """As :func:`photon_ext.ops.gemv_into`: out [n] is written from x [k]."""
-    out.copy_(linear(x[None], weight, bias)[0])
+    out.copy_(linear(x[None], weight, bias, weight_scale=weight_scale)[0])
 
 
 def _leading_tokens(x: Tensor, counts: Tensor | None) -> int:
@@ -749,9 +774,10 @@ def norm_linear(
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.norm_linear`: a new [T, n] of the dtype of x."""
-    return linear(rms_norm(x, norm_weight, eps), weight, bias)
+    return linear(rms_norm(x, norm_weight, eps), weight, bias, weight_scale=weight_scale)
 
 
 def norm_linear_into(
@@ -765,11 +791,19 @@ def norm_linear_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.norm_linear_into`: the tokens of out [T, n] within the counts are
     written.
     """
-    linear_into(out, rms_norm(x, norm_weight, eps), weight, bias, counts)
+    linear_into(
+        out,
+        rms_norm(x, norm_weight, eps),
+        weight,
+        bias,
+        counts,
+        weight_scale=weight_scale,
+    )
 
 
 def linear_residual_(
@@ -780,13 +814,14 @@ def linear_residual_(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_residual_`: the tokens of residual [T, n] within the
     counts are updated.
     """
     num_tokens = _leading_tokens(x, counts)
     residual[:num_tokens] = _wide(residual[:num_tokens]) + _wide(
-        linear(x[:num_tokens], weight, bias)
+        linear(x[:num_tokens], weight, bias, weight_scale=weight_scale)
     )
 
 
@@ -798,9 +833,12 @@ def norm_swiglu(
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.norm_swiglu`: a new [T, intermediate] of the dtype of x."""
-    return silu_mul(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
+    return silu_mul(
+        norm_linear(x, norm_weight, eps, gate_up_weight, bias, weight_scale=weight_scale)
+    )
 
 
 def norm_swiglu_into(
@@ -814,12 +852,15 @@ def norm_swiglu_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.norm_swiglu_into`: the tokens of out [T, intermediate] within the
     counts are written.
     """
     num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = norm_swiglu(x[:num_tokens], norm_weight, eps, gate_up_weight, bias)
+    out[:num_tokens] = norm_swiglu(
+        x[:num_tokens], norm_weight, eps, gate_up_weight, bias, weight_scale=weight_scale
+    )
 
 
 def swiglu_into(
@@ -830,12 +871,15 @@ def swiglu_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.swiglu_into`: the tokens of out [T, intermediate] within the counts
     are written.
     """
     num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = silu_mul(linear(x[:num_tokens], gate_up_weight, bias))
+    out[:num_tokens] = silu_mul(
+        linear(x[:num_tokens], gate_up_weight, bias, weight_scale=weight_scale)
+    )
 
 
 def linear_norm_into(
@@ -850,12 +894,13 @@ def linear_norm_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
+    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_norm_into`: the tokens of residual [T, n] within the counts
     are updated, those of out [T, n] written.
     """
     num_tokens = _leading_tokens(x, counts)
-    linear_residual_(residual, x, weight, bias, counts)
+    linear_residual_(residual, x, weight, bias, counts, weight_scale=weight_scale)
     out[:num_tokens] = rms_norm(residual[:num_tokens], norm_weight, eps)
 
 

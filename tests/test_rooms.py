@@ -48,8 +48,8 @@ ROOMS = {
 }
 # What a folder inside models/ may import of it: nothing that runs what it makes
 MODELS = {
-    "layers": {"config", "kernel_plan", "projections", "rope", "layers"},
-    "loading": {"config", "weights", "lora", "loading", "text"},
+    "layers": {"config", "kernel_plan", "projections", "quantization", "rope", "layers"},
+    "loading": {"config", "quantization", "weights", "lora", "loading", "text"},
     "text": {"loading", "text"},
 }
 CSRC = {
@@ -119,7 +119,7 @@ def test_loops_for_several_instruction_sets_share_no_inline_function() -> None:
     """Of an inline function that several of them compile the linker keeps one copy, perhaps the
     widest.
     """
-    allowed = {"common/dtype.h", "common/params.h"}
+    allowed = {"common/dtype.h", "common/params.h", "common/weight.h"}
     for path in (ROOT / "csrc" / "cpu" / "simd").iterdir():
         common = set(re.findall(r'#include "(common/[\w.]+)"', path.read_text()))
         assert common <= allowed, path

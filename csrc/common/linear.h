@@ -4,18 +4,13 @@
 #include <cstdint>
 
 #include "dtype.h"
+#include "weight.h"
 
 namespace photon {
 
-// How the numbers of a weight lie in memory.
-enum class WeightFormat : int32_t { kDense };  // rows of k elements, of the activations' dtype
-
-// A matrix [n, k] that a step only reads.
-struct Weight {
-  const void* data;
-  int64_t n, k, stride;  // stride: from row to row, in elements
-  WeightFormat format;
-};
+constexpr Weight dense_weight(const void* data, int64_t n, int64_t k, int64_t stride) {
+  return {data, n, k, stride, WeightFormat::kDense, {}};
+}
 
 // What happens to x.
 enum class Prologue : int32_t {

@@ -59,7 +59,9 @@ inline bool is_batch_linear(const LinearParams& p) {
 inline Unsupported hopper_sizes_unsupported(const LinearParams& p) {
   const Weight& w = p.weight;
   const bool takes_any = !is_batch_linear(p) && p.epilogue != Epilogue::kAdd;
-  if (p.dtype != DType::kBF16 || w.format != WeightFormat::kDense) return {kNotBf16};
+  if (p.dtype != DType::kBF16) return {kNotBf16};
+  if (w.format != WeightFormat::kDense)
+    return {"the weight is stored in fewer bits, and they read bfloat16 alone"};
   if (w.k <= 0 || w.k % kHopperColumns != 0)
     return {"the number of columns is no multiple of 64", w.k};
   if (p.prologue == Prologue::kRmsNorm && w.k > kMaxNormColumns)

@@ -64,15 +64,11 @@ FloatRows multiplied_tokens(const LinearParams& p, int64_t tokens) {
 template <typename Behind>
 void multiply(const LinearParams& p, int64_t tokens, const Rows& out, const Behind& behind) {
   const Weight& w = p.weight;
-  const int64_t size = size_of(p.dtype);
   const SimdKernels& kernels = simd();
   const FloatRows x = multiplied_tokens(p, tokens);
   parallel_for(w.n, rows_grain(tokens, w.k), [&](int64_t begin, int64_t end) {
-    const char* bias = static_cast<const char*>(p.bias);
-    kernels.linear({static_cast<char*>(out.data) + begin * size, x.data,
-                    static_cast<const char*>(w.data) + begin * w.stride * size,
-                    bias != nullptr ? bias + begin * size : nullptr, tokens, end - begin, w.k,
-                    out.stride, x.stride, w.stride, p.dtype});
+    kernels.linear(
+        {out.data, x.data, w, p.bias, tokens, begin, end - begin, out.stride, x.stride, p.dtype});
     behind(begin, end);
   });
 }

@@ -76,8 +76,8 @@ void leave_sums(const LoraLinkParams& p, float* out, const char* x, const char* 
   }
   for (int64_t i = 0; i < p.rows; ++i)
     simd().to_float(rows + i * kLinkColumns, a + i * link_width(p) * kSize, width, DType::kBF16);
-  simd().linear({out, values, rows, nullptr, 1, p.rows, width, p.rows, kLinkColumns, kLinkColumns,
-                 DType::kF32});
+  simd().linear({out, values, dense_weight(rows, p.rows, width, kLinkColumns), nullptr, 1, 0,
+                 p.rows, p.rows, kLinkColumns, DType::kF32});
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void lora_shrink(const LoraShrinkParams& p) {
     LinearParams one{};
     one.out = out;
     one.x = x;
-    one.weight = {a, p.rows, p.k, p.a_stride, WeightFormat::kDense};
+    one.weight = dense_weight(a, p.rows, p.k, p.a_stride);
     one.tokens = count;
     one.out_stride = p.out_stride;
     one.x_stride = p.x_stride;
@@ -114,7 +114,7 @@ void lora_expand(const LoraExpandParams& p) {
       LinearParams one{};
       one.residual = out;
       one.x = h;
-      one.weight = {b, rows, p.rank, p.b_stride, WeightFormat::kDense};
+      one.weight = dense_weight(b, rows, p.rank, p.b_stride);
       one.tokens = count;
       one.residual_stride = p.out_stride;
       one.x_stride = p.h_stride;

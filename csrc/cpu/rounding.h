@@ -1,5 +1,6 @@
 // Rounding of a few values, by the kernels of the machine.
 #pragma once
+#include "common/linear.h"
 #include "cpu/simd/simd.h"
 
 namespace photon::cpu {
@@ -10,7 +11,7 @@ inline void round_to(void* out, const float* x, int64_t n, DType dtype) {
   const uint32_t one = dtype == DType::kF32   ? 0x3f800000u
                        : dtype == DType::kF16 ? 0x3c00u
                                               : 0x3f80u;
-  simd().linear({out, x, &one, nullptr, n, 1, 1, 1, 1, 1, dtype});
+  simd().linear({out, x, dense_weight(&one, 1, 1, 1), nullptr, n, 0, 1, 1, 1, dtype});
 }
 
 }  // namespace photon::cpu

@@ -130,6 +130,14 @@ const Arg& Arg::dtype_of(const Arg& other) const {
   return *this;
 }
 
+const Arg& Arg::weight_of(const Arg& other) const {
+  if (type_ != other.type_ && !is_fp8()) {
+    fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", dtype_name(other.type_),
+         ", the dtype of ", other.name_, ", or float8_e4m3fn with weight_scale");
+  }
+  return *this;
+}
+
 const Arg& Arg::rank(int64_t rank, const char* meaning) const {
   if (rank_ != rank) {
     fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank,
@@ -228,6 +236,8 @@ bool Arg::shares_memory(const Arg& other) const {
   if (distance >= counts_ || -distance >= other.counts_) return false;
   return footprint().overlaps(other.footprint(), distance);
 }
+
+bool Arg::is_fp8() const { return type_ == ScalarType::Float8_e4m3fn; }
 
 DType Arg::dtype() const {
   return type_ == ScalarType::Float  ? DType::kF32

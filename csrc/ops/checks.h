@@ -43,6 +43,8 @@ class Arg {
   const Arg& bfloat16() const;                  // bfloat16
   const Arg& int32() const;                     // int32
   const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
+  // The dtype of `other`, or float8_e4m3fn.
+  const Arg& weight_of(const Arg& other) const;
   const Arg& rank(int64_t rank, const char* meaning) const;
   const Arg& shape(std::initializer_list<int64_t> expected,
                    const char* meaning) const;  // kAny matches every size
@@ -64,6 +66,7 @@ class Arg {
   int64_t size(int64_t dim) const { return sizes_[dim]; }
   int64_t stride(int64_t dim) const { return strides_[dim]; }
   DType dtype() const;  // after floating(), float32() or bfloat16()
+  bool is_fp8() const;
   template <typename T>
   T* data() const {
     return static_cast<T*>(data_);

@@ -35,25 +35,25 @@ struct LinearArgs {
 
 // `y_name`: what the op calls y.
 LinearArgs linear_args(Args& arg, const char* y_name, const Tensor& y_, const Tensor& x_,
-                       const Tensor& weight_, const std::optional<Tensor>& bias_,
+                       const Tensor& weight_, const WeightTensors& others,
                        const std::optional<Tensor>& counts_) {
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, k]").last_contiguous();
   const Arg rows = arg("weight", weight_)
-                       .dtype_of(x)
+                       .weight_of(x)
                        .shape({Arg::kAny, x.size(1)}, "[n, k of x]")
                        .last_contiguous();
   const Arg y = arg(y_name, y_)
                     .dtype_of(x)
                     .shape({x.size(0), rows.size(0)}, "[tokens of x, n of weight]")
                     .last_contiguous();
-  const WeightArg weight(arg, x, rows, bias_, "[n of weight]");
+  const WeightArg weight(arg, x, rows, others, "[n of weight]");
   const OptionalArg counts = counts_argument(arg, counts_);
-  y.written({&x, &weight.rows, weight.bias.get(), counts.get()});
+  y.written({&x, &weight.rows, weight.bias.get(), weight.scale.get(), counts.get()});
   return {x, weight, y, counts};
 }
 
 LinearArgs swiglu_args(Args& arg, const Tensor& out_, const Tensor& x_,
-                       const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
+                       const Tensor& gate_up_weight_, const WeightTensors& others,
                        const std::optional<Tensor>& counts_) {
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
   const Arg out = arg("out", out_)
@@ -62,14 +62,14 @@ LinearArgs swiglu_args(Args& arg, const Tensor& out_, const Tensor& x_,
                       .last_contiguous();
   const Arg rows =
       arg("gate_up_weight", gate_up_weight_)
-          .dtype_of(x)
+          .weight_of(x)
           .rank(2, "[2 x intermediate, hidden]")
           .even(0, "gate, then up")
           .shape({2 * out.size(1), x.size(1)}, "[2 x intermediate of out, hidden of x]")
           .contiguous();
-  const WeightArg weight(arg, x, rows, bias_, "[2 x intermediate of out]");
+  const WeightArg weight(arg, x, rows, others, "[2 x intermediate of out]");
   const OptionalArg counts = counts_argument(arg, counts_);
-  out.written({&x, &weight.rows, weight.bias.get(), counts.get()});
+  out.written({&x, &weight.rows, weight.bias.get(), weight.scale.get(), counts.get()});
   return {x, weight, out, counts};
 }
 
@@ -93,7 +93,7 @@ void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Ar
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
   workspace->written({out, &args.y, &args.x, &norm_weight, &args.weight.rows,
-                      args.weight.bias.get(), args.counts.get()});
+                      args.weight.bias.get(), args.weight.scale.get(), args.counts.get()});
   p.workspace = workspace->data<float>();
 }
 
@@ -109,23 +109,23 @@ void normalize_input(Args& arg, LinearParams& p, const LinearArgs& args, const T
 
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
-            bool pdl) {
+            bool pdl, const std::optional<Tensor>& scale_) {
   Args arg("linear_into");
-  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, bias_, counts_);
+  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, {bias_, scale_}, counts_);
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kStore, hopper, pdl));
 }
 
 void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
-          const std::optional<Tensor>& bias_) {
+          const std::optional<Tensor>& bias_, const std::optional<Tensor>& scale_) {
   Args arg("gemv_into");
   const Arg x = arg("x", x_).floating().rank(1, "[k]").contiguous();
   const Arg rows = arg("weight", weight_)
-                       .dtype_of(x)
+                       .weight_of(x)
                        .shape({Arg::kAny, x.size(0)}, "[n, k of x]")
                        .last_contiguous();
   const Arg out = arg("out", out_).dtype_of(x).shape({rows.size(0)}, "[n of weight]").contiguous();
-  const WeightArg weight(arg, x, rows, bias_, "[n of weight]");
-  out.written({&x, &weight.rows, weight.bias.get()});
+  const WeightArg weight(arg, x, rows, {bias_, scale_}, "[n of weight]");
+  out.written({&x, &weight.rows, weight.bias.get(), weight.scale.get()});
 
   LinearParams p{};
   p.out = out.data<void>();
@@ -142,9 +142,9 @@ void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
 void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
-                 const std::optional<Tensor>& workspace_) {
+                 const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_) {
   Args arg("norm_linear_into");
-  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, bias_, counts_);
+  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, {bias_, scale_}, counts_);
   LinearParams p = args.params(Epilogue::kStore, hopper, pdl);
   normalize_input(arg, p, args, norm_weight_, eps, "[k of x]", workspace_);
   PHOTON_DISPATCH(linear, args.y, p);
@@ -152,18 +152,19 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
                      const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
-                     bool hopper, bool pdl) {
+                     bool hopper, bool pdl, const std::optional<Tensor>& scale_) {
   Args arg("linear_residual_");
-  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_, bias_, counts_);
+  const LinearArgs args =
+      linear_args(arg, "residual", residual_, x_, weight_, {bias_, scale_}, counts_);
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kAdd, hopper, pdl));
 }
 
 void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
-                 const std::optional<Tensor>& workspace_) {
+                 const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_) {
   Args arg("norm_swiglu_into");
-  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, bias_, counts_);
+  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, scale_}, counts_);
   LinearParams p = args.params(Epilogue::kSwiglu, hopper, pdl);
   normalize_input(arg, p, args, norm_weight_, eps, "[hidden of x]", workspace_);
   PHOTON_DISPATCH(linear, args.y, p);
@@ -171,18 +172,20 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 
 void swiglu(const Tensor& out_, const Tensor& x_, const Tensor& gate_up_weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
-            bool pdl) {
+            bool pdl, const std::optional<Tensor>& scale_) {
   Args arg("swiglu_into");
-  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, bias_, counts_);
+  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, scale_}, counts_);
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kSwiglu, hopper, pdl));
 }
 
 void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                  const Tensor& weight_, const Tensor& norm_weight_, double eps,
                  const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
-                 bool hopper, bool pdl, const std::optional<Tensor>& workspace_) {
+                 bool hopper, bool pdl, const std::optional<Tensor>& workspace_,
+                 const std::optional<Tensor>& scale_) {
   Args arg("linear_norm_into");
-  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_, bias_, counts_);
+  const LinearArgs args =
+      linear_args(arg, "residual", residual_, x_, weight_, {bias_, scale_}, counts_);
   const int64_t tokens = args.x.size(0), n = args.weight.rows.size(0);
   LinearParams p = args.params(Epilogue::kAddNorm, hopper, pdl);
   const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, n, "[n of weight]");
@@ -191,7 +194,7 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                       .shape({tokens, n}, "[tokens of x, n of weight]")
                       .last_contiguous();
   out.written({&args.y, &args.x, &args.weight.rows, &norm_weight, args.weight.bias.get(),
-               args.counts.get()});
+               args.weight.scale.get(), args.counts.get()});
   p.out = out.data<void>();
   p.out_stride = out.stride(0);
   take_workspace(arg, p, args, norm_weight, &out, workspace_,

@@ -37,8 +37,10 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   // linear
   m.def(
       "linear_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
-      "counts=None, bool hopper=False, bool pdl=False) -> ()");
-  m.def("gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
+      "counts=None, bool hopper=False, bool pdl=False, Tensor? weight_scale=None) -> ()");
+  m.def(
+      "gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
+      "weight_scale=None) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def(
@@ -49,22 +51,24 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, "
       "Tensor? bias=None, "
-      "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
+      "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None, Tensor? "
+      "weight_scale=None) -> ()");
   m.def(
       "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "counts=None, "
-      "bool hopper=False, bool pdl=False) -> ()");
+      "bool hopper=False, bool pdl=False, Tensor? weight_scale=None) -> ()");
   m.def(
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
       "gate_up_weight, Tensor? bias=None, "
-      "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
+      "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None, Tensor? "
+      "weight_scale=None) -> ()");
   m.def(
       "swiglu_into(Tensor(a!) out, Tensor x, Tensor gate_up_weight, Tensor? bias=None, Tensor? "
-      "counts=None, bool hopper=False, bool pdl=False) -> ()");
+      "counts=None, bool hopper=False, bool pdl=False, Tensor? weight_scale=None) -> ()");
   m.def(
       "linear_norm_into(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, Tensor "
       "norm_weight, float eps, Tensor? bias=None, Tensor? counts=None, bool hopper=False, bool "
-      "pdl=False, Tensor(c!)? workspace=None) -> ()");
+      "pdl=False, Tensor(c!)? workspace=None, Tensor? weight_scale=None) -> ()");
   // lora
   m.def(
       "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state) "

@@ -56,9 +56,10 @@ LinearParams linear_named(const std::string& op) {
 }
 
 auto linear_choice(const Gpu& gpu, const std::string& op, const std::string& dtype, int64_t tokens,
-                   int64_t n, int64_t k, bool workspace) {
+                   int64_t n, int64_t k, bool workspace, bool dense) {
   LinearParams p = linear_named(op);
-  p.weight = {nullptr, n, k, k, WeightFormat::kDense};
+  p.weight = dense_weight(nullptr, n, k, k);
+  if (!dense) p.weight.format = WeightFormat::kFp8;
   p.workspace = workspace ? some_workspace : nullptr;
   p.tokens = tokens;
   if (p.epilogue != Epilogue::kAdd) p.out_stride = p.outputs();
@@ -138,7 +139,8 @@ void bind_plans(py::module_& m) {
       "hopper_unsupported", [](const Gpu& gpu) { return as_python(hopper_unsupported(gpu)); },
       py::arg("gpu"));
   m.def("plan_linear", &linear_choice, py::arg("gpu"), py::arg("op"), py::arg("dtype"),
-        py::arg("tokens"), py::arg("n"), py::arg("k"), py::arg("workspace") = true);
+        py::arg("tokens"), py::arg("n"), py::arg("k"), py::arg("workspace") = true,
+        py::arg("dense") = true);
   m.def("plan_decode_attention", &decode_choice, py::arg("gpu"), py::arg("dtype"),
         py::arg("tokens"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
         py::arg("page_size"), py::arg("batch") = false);

@@ -47,6 +47,7 @@ def planned(arguments: argparse.Namespace) -> str:
         return json.dumps(
             {
                 **head,
+                "quantization": str(config.quantization) if config.quantization else None,
                 "backend": backend,
                 "exact": arguments.exact,
                 "hopper_unsupported": unsupported,
@@ -54,7 +55,8 @@ def planned(arguments: argparse.Namespace) -> str:
             }
         )
     exact = ", exact" if arguments.exact else ""
-    lines = [f"{arguments.plan} in {dtype} on {device}: backend {backend}{exact}"]
+    stored = f", {config.quantization}" if config.quantization else ""
+    lines = [f"{arguments.plan} in {dtype}{stored} on {device}: backend {backend}{exact}"]
     if unsupported and backend == "portable" and arguments.backend is None:
         lines.append(f"hopper was not chosen: {unsupported}")
     if unsupported and backend == "hopper" and arguments.exact:

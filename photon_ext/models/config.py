@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from photon_ext.errors import ConfigError, ModelError, shown
+from photon_ext.models.quantization import Quantization, ScaleShare
 
 
 class Family(Enum):
@@ -89,6 +90,7 @@ class ModelConfig:
     prefers_float32: bool = (
         False  # the file stores float32 on purpose: not rounded unless a dtype is asked for
     )
+    quantization: Quantization | None = None  # of the linears' weights; None: of the model's dtype
     source: str = field(default="model config", repr=False, compare=False)  # the file, for errors
 
     def __post_init__(self) -> None:
@@ -122,6 +124,13 @@ class ModelConfig:
             raise ModelError(
                 f"{self.source}: {len(self.rope_scaling.factors)} rope factors, expected "
                 f"{self.rotated // 2}"
+            )
+        blocks = self.quantization is not None and self.quantization.share is ScaleShare.BLOCK
+        if blocks and self.fused_modules and self.rotated < self.head_dim:
+            raise ModelError(
+                f"{self.source}: weights have scales of blocks of rows, and rows of q and k change "
+                "their order as they are loaded, because a part of each head is rotated; use a "
+                "checkpoint with a scale for each row"
             )
         self._check_eos(self.eos_ids, self.source)
 

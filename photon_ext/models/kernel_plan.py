@@ -185,7 +185,9 @@ def plan_kernels(
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
     others in a chunk than where it decodes. What else is in the step changes no bits, unless
     `balanced_attention` or `batch_attention` is set.
-    Steps with chunks are fused only where Hopper kernels take all linears. ConfigError: a value
+    Steps with chunks are fused only where Hopper kernels take all linears. Where weights are stored
+    in fewer bits (`ModelConfig.quantization`), all steps go through the portable linears, which
+    alone read them; attention and sampling stay as they are. ConfigError: a value
     that `dtype`, `backend` or `exact` cannot have.
     """
     check_backend(backend)
@@ -193,9 +195,12 @@ def plan_kernels(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {shown(dtype)}; give {', '.join(map(repr, DTYPES))}")
     torch_too = target.capability is not None and not exact
-    plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
+    by_torch = torch_too and config.quantization is None
+    plain = ExecutionModes(0, OWN_TOKENS if by_torch else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
+    if config.quantization is not None:
+        return KernelPlan(True, plain, plain, torch_too, torch_too)
     fits = linears_unsupported(config, target, dtype) is None
     batch = torch_too and batch_unsupported(config, target, dtype) is None
     most = most_batch_tokens(config) if batch else 0
@@ -271,7 +276,8 @@ def plan_projection(
     that was asked for.
     """
     op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
-    return _C.plan_linear(target.gpu, op, dtype, tokens, shape.n, shape.k, workspace)
+    dense = shape.quantization is None
+    return _C.plan_linear(target.gpu, op, dtype, tokens, shape.n, shape.k, workspace, dense)
 
 
 def has_spare_workspace(

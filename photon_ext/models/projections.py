@@ -8,10 +8,11 @@ follow from it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.quantization import Quantization
 
 
 class Epilogue(Enum):
@@ -52,6 +53,7 @@ class ProjectionShape:
         bias: the modules have one.
         normed: the input is RMS-normalized first.
         epilogue: what becomes of the product.
+        quantization: how its weight is stored; None: in the dtype of the model.
     """
 
     modules: tuple[str, ...]
@@ -60,6 +62,7 @@ class ProjectionShape:
     bias: bool = False
     normed: bool = False
     epilogue: Epilogue = Epilogue.STORE
+    quantization: Quantization | None = None
 
     @property
     def n(self) -> int:
@@ -67,20 +70,23 @@ class ProjectionShape:
         return sum(self.rows)
 
 
-def layer_projections(config: ModelConfig) -> dict[str, ProjectionShape]:
-    """Those of a layer, in the order in which a step goes through them. All layers are alike."""
+def layer_projections(config: ModelConfig, index: int = 0) -> dict[str, ProjectionShape]:
+    """Those of a layer, in the order in which a step goes through them. All layers are alike, but
+    that the weights of some may be stored otherwise.
+    """
     q, kv, width = config.q_size, config.kv_size, config.intermediate
     heads = {"q_proj": q, "k_proj": kv, "v_proj": kv}
     halves = {"gate_proj": width, "up_proj": width}
     if config.fused_modules:
         heads, halves = {"qkv_proj": config.qkv_size}, {"gate_up_proj": 2 * width}
     o, down = {"o_proj": config.hidden}, {"down_proj": config.hidden}
-    return {
+    shapes = {
         "qkv": _shape("self_attn", heads, config.hidden, config.qkv_bias),
         "o": _shape("self_attn", o, q, config.o_bias, Epilogue.ADD),
         "gate_up": _shape("mlp", halves, config.hidden, config.mlp_bias, Epilogue.SWIGLU),
         "down": _shape("mlp", down, width, config.mlp_bias, Epilogue.ADD),
     }
+    return {name: _stored(config, f"model.layers.{index}.", one) for name, one in shapes.items()}
 
 
 def _shape(
@@ -92,6 +98,17 @@ def _shape(
     return ProjectionShape(modules, tuple(rows.values()), k, bias, normed, epilogue)
 
 
+def _stored(config: ModelConfig, prefix: str, shape: ProjectionShape) -> ProjectionShape:
+    """The same as the checkpoint stores it; `prefix`: what stands before its modules there."""
+    found = config.quantization
+    if found is None or not found.covers([prefix + module for module in shape.modules]):
+        return shape
+    return replace(shape, quantization=found)
+
+
 def head_projection(config: ModelConfig) -> ProjectionShape:
-    """That of the head, which normalizes the last layer's output."""
-    return ProjectionShape(("lm_head",), (config.vocab,), config.hidden, normed=True)
+    """That of the head, which normalizes the last layer's output. One that is the embedding is
+    stored as that is, in the dtype of the model.
+    """
+    head = ProjectionShape(("lm_head",), (config.vocab,), config.hidden, normed=True)
+    return head if config.tied_embeddings else _stored(config, "", head)

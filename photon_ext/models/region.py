@@ -136,7 +136,8 @@ class RegionSteps:
         than int32 holds.
         """
         config, weight = heads.config, text_head.weight
-        vocab, hidden, device, dtype = weight.n, weight.k, weight.device, weight.dtype
+        assert text_head.norm is not None
+        vocab, hidden, device, dtype = weight.n, weight.k, weight.device, text_head.norm.dtype
         _check_finite(heads, dtype)
         if config.hidden != hidden:
             raise ConfigError(

@@ -34,7 +34,7 @@ class DecoderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.dtype
+        return self.embedding.data.dtype
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +73,7 @@ def empty_weights(
     """
     empty = partial(torch.empty, dtype=dtype, device=device)
     layers = tuple(empty_block(config, index, empty) for index in range(config.layers))
-    embedding = Weight.empty(config.vocab, config.hidden, empty)
+    embedding = Weight.empty([config.vocab], config.hidden, empty)
     tied = embedding if config.tied_embeddings else None
     head = empty_projection(head_projection(config), empty, tied)
     return DecoderWeights(embedding, layers, head)
@@ -160,7 +160,8 @@ def random_weights(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> DecoderWeights:
-    """Weights for benchmarks, made on `device`: norms one, all else normal with deviation 0.02.
+    """Weights for benchmarks, made on `device`: norms one, all else normal with deviation 0.02,
+    which of weights with scales the scales bring about.
 
     Same seed, same weights.
     """
@@ -169,6 +170,11 @@ def random_weights(
     for name, slot in weight_slots(weights):
         if name.endswith("norm.weight"):
             slot.fill_(1.0)
+        elif slot.dtype is torch.float8_e4m3fn:
+            values = torch.empty(slot.shape, device=device)
+            slot.copy_(values.normal_(0.0, 1.0, generator=generator))
+        elif "weight_scale" in name:
+            slot.fill_(0.02)
         else:
             slot.normal_(0.0, 0.02, generator=generator)
     return weights

@@ -135,6 +135,7 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "model": "smollm2",
         "device": "h200",
         "dtype": "bfloat16",
+        "quantization": None,
         "backend": "hopper",
         "exact": True,
         "hopper_unsupported": None,

@@ -94,6 +94,7 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
 
 def test_a_vocabulary_that_leaves_no_ids_names_the_remedy() -> None:
     few = torch.zeros(1, 24).expand(2**31 - 1000, 24)
-    head = Projection(ProjectionShape(("lm_head",), (len(few),), 24), Weight(few))
+    shape = ProjectionShape(("lm_head",), (len(few),), 24, normed=True)
+    head = Projection(shape, Weight(few), norm=torch.ones(24))
     with pytest.raises(ConfigError, match="no ids for the region heads' 32 bins; give heads of"):
         RegionSteps(random_heads(24), head, 4, 1)

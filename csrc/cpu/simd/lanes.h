@@ -43,6 +43,7 @@ typedef float FloatPart __attribute__((vector_size(kWidth * 4)));
 typedef int32_t IntPart __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t HalfPart __attribute__((vector_size(kWidth * 2)));
+typedef int8_t BytePart __attribute__((vector_size(kWidth)));
 typedef float Float4 __attribute__((vector_size(16)));
 typedef int32_t Int4 __attribute__((vector_size(16)));
 
@@ -56,6 +57,9 @@ struct F16 {
 };
 struct BF16 {
   uint16_t bits;
+};
+struct E4M3 {
+  uint8_t bits;
 };
 
 template <typename To, typename From>
@@ -214,6 +218,20 @@ PHOTON_INLINE HalfPart narrow(F16, FloatPart value) {
 }
 #endif
 
+// With the sign in bit 15, the exponent's four bits where a half has its last four, and the
+// mantissa behind, an e4m3 is a half 2^-8 times as large, subnormal ones included.
+PHOTON_INLINE FloatPart widen(E4M3, BytePart bits) {
+#if defined(__AVX512F__)
+  const HalfPart extended = bit_cast<HalfPart>(_mm256_cvtepi8_epi16(bit_cast<__m128i>(bits)));
+#elif defined(__AVX2__)
+  const HalfPart extended =
+      bit_cast<HalfPart>(_mm_cvtepi8_epi16(_mm_cvtsi64_si128(bit_cast<int64_t>(bits))));
+#else
+  const HalfPart extended = __builtin_convertvector(bits, HalfPart);
+#endif
+  return widen(F16{}, (extended << 7) & static_cast<uint16_t>(0xbfff)) * 0x1p8f;
+}
+
 // --- memory --------------------------------------------------------------------------------------
 
 PHOTON_INLINE FloatPart load_part(const float* from) {
@@ -227,6 +245,12 @@ PHOTON_INLINE FloatPart load_part(const T* from) {
   HalfPart bits;
   __builtin_memcpy(&bits, from, sizeof(bits));
   return widen(T{}, bits);
+}
+
+PHOTON_INLINE FloatPart load_part(const E4M3* from) {
+  BytePart bits;
+  __builtin_memcpy(&bits, from, sizeof(bits));
+  return widen(E4M3{}, bits);
 }
 
 template <typename T>

@@ -21,6 +21,17 @@ static_assert(kBlockTokens % kLanes == 0, "sums are reduced and rounded by whole
 // prefetcher covers.
 constexpr int64_t kStreamAheadBytes = 8192;
 
+// Rows of e4m3, the first of which is row `first` of their weight.
+struct ScaledRows {
+  const E4M3* data;
+  WeightScales scales;
+  int64_t first;
+
+  float scale(int64_t row, int64_t column) const {
+    return scales.data[(first + row) / scales.rows * scales.stride + column / scales.columns];
+  }
+};
+
 template <typename T>
 struct Block {
   T* out;
@@ -28,6 +39,7 @@ struct Block {
   const T* weight;
   const T* bias;
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
+  const ScaledRows* scaled;  // what stands for `weight`, or null
 };
 
 // Adds elements begin .. end, whole vectors, of M tokens times N rows to part p of their sums;
@@ -125,8 +137,7 @@ void write_sums(const Block<T>& b, int64_t row, Lanes* sums) {
 }
 
 template <int N, typename T>
-void rows_of(const Block<T>& b, int64_t row) {
-  Lanes sums[kBlockTokens * N];  // [tokens, N]
+void sum_rows(const Block<T>& b, int64_t row, Lanes* sums) {
   const int64_t whole = b.k / kLanes * kLanes;
   int64_t begin = 0;
   do {  // once if there is no whole vector: the sums become zeros
@@ -134,6 +145,39 @@ void rows_of(const Block<T>& b, int64_t row) {
     begin += kPiece;
   } while (begin < whole);
   if (whole < b.k) add_rest<N>(b, row, sums);
+}
+
+// The columns of one scale after another, as float32: summed from zero, then scaled and added.
+template <int N, typename T>
+void sum_scaled_rows(const Block<T>& b, int64_t row, Lanes* sums) {
+  float weight[N * kScaleBlock];
+  Lanes products[kBlockTokens * N];
+  for (int64_t i = 0; i < b.tokens * N; ++i) sums[i] = splat(0.0f);
+  for (int64_t begin = 0; begin < b.k; begin += kScaleBlock) {
+    const int64_t left = b.k - begin, count = left < kScaleBlock ? left : kScaleBlock;
+    Lanes scales[N];
+    for (int64_t j = 0; j < N; ++j) {
+      scales[j] = splat(b.scaled->scale(row + j, begin));
+      const E4M3* const from = b.scaled->data + (row + j) * b.weight_stride + begin;
+      for_lanes(count, [&](int64_t i, auto load, auto store) {
+        store(weight + j * kScaleBlock + i, load(from + i));
+      });
+    }
+    sum_rows<N>(Block<float>{nullptr, b.x + begin, weight, nullptr, b.tokens, N, count, 0,
+                             b.x_stride, kScaleBlock, nullptr},
+                0, products);
+    for (int64_t i = 0; i < b.tokens * N; ++i) sums[i] = fma(products[i], scales[i % N], sums[i]);
+  }
+}
+
+template <int N, typename T>
+void rows_of(const Block<T>& b, int64_t row) {
+  Lanes sums[kBlockTokens * N];  // [tokens, N]
+  if (b.scaled == nullptr) {
+    sum_rows<N>(b, row, sums);
+  } else {
+    sum_scaled_rows<N>(b, row, sums);
+  }
   write_sums<N>(b, row, sums);
 }
 
@@ -144,6 +188,24 @@ void block_of(const Block<T>& b) {
   for (; row < b.n; ++row) rows_of<1>(b, row);
 }
 
+// x . row, as sum_scaled_rows() sums it.
+float scaled_dot(const float* x, const ScaledRows& rows, int64_t row, int64_t stride, int64_t k) {
+  const E4M3* const weight = rows.data + row * stride;
+  Lanes sum = splat(0.0f);
+  for (int64_t begin = 0; begin < k; begin += kScaleBlock) {
+    const int64_t left = k - begin;
+    Lanes products = splat(0.0f);
+    for_lanes(left < kScaleBlock ? left : kScaleBlock, [&](int64_t i, auto load, auto) {
+      prefetch(weight, begin + i + kStreamAheadBytes);
+      products = fma(load(x + begin + i), load(weight + begin + i), products);
+    });
+    sum = fma(products, splat(rows.scale(row, begin)), sum);
+  }
+  float out;
+  reduce<1>(&sum, &out);
+  return out;
+}
+
 // Reading the weights is the work, and one stream is read fastest.
 template <typename T>
 void lone_token(const Block<T>& b) {
@@ -151,6 +213,10 @@ void lone_token(const Block<T>& b) {
     const int64_t count = row + kLanes < b.n ? kLanes : b.n - row;
     float dots[kLanes] = {};
     for (int64_t j = 0; j < count; ++j) {
+      if (b.scaled != nullptr) {
+        dots[j] = scaled_dot(b.x, *b.scaled, row + j, b.weight_stride, b.k);
+        continue;
+      }
       const T* const rows[] = {b.weight + (row + j) * b.weight_stride};
       dot_tile<T, 1, 1>(b.x, b.x_stride, rows, b.k,
                         kStreamAheadBytes / static_cast<int64_t>(sizeof(T)), dots + j);
@@ -179,11 +245,18 @@ void linear_of(const Block<T>& b) {
 }  // namespace
 
 void linear(const LinearBlock& b) {
+  const Weight& w = b.weight;
+  const int64_t offset = b.first * w.stride;
+  const bool is_fp8 = w.format == WeightFormat::kFp8;
+  const ScaledRows scaled = {static_cast<const E4M3*>(w.data) + (is_fp8 ? offset : 0), w.scales,
+                             b.first};
   with_type(b.dtype, [&](auto element) {
     using T = decltype(element);
-    linear_of<T>({static_cast<T*>(b.out), b.x, static_cast<const T*>(b.weight),
-                  static_cast<const T*>(b.bias), b.tokens, b.n, b.k, b.out_stride, b.x_stride,
-                  b.weight_stride});
+    const T* const bias = static_cast<const T*>(b.bias);
+    linear_of<T>({static_cast<T*>(b.out) + b.first, b.x,
+                  is_fp8 ? nullptr : static_cast<const T*>(w.data) + offset,
+                  bias != nullptr ? bias + b.first : nullptr, b.tokens, b.rows, w.k, b.out_stride,
+                  b.x_stride, w.stride, is_fp8 ? &scaled : nullptr});
   });
 }
 

@@ -5,17 +5,20 @@
 #include <cstdint>
 
 #include "common/dtype.h"
+#include "common/weight.h"
 
 namespace photon::cpu {
 
-// out[t, j] = x[t, :] . weight[j, :] + bias[j], rounded once to dtype. Every output has one
-// accumulator of 16 lanes along k, whatever the tile it is computed in.
+// out[t, r] = x[t, :] . weight[r, :] + bias[r] for the `rows` weight rows from `first` on, rounded
+// once to dtype. Every output has one accumulator of 16 lanes along k, whatever the tile it is
+// computed in; of a weight with scales each kScaleBlock columns are summed from zero, and enter it
+// by one multiplication with their scale.
 struct LinearBlock {
   void* out;
   const float* x;
-  const void* weight;
+  Weight weight;
   const void* bias;  // or null
-  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
+  int64_t tokens, first, rows, out_stride, x_stride;
   DType dtype;
 };
 

@@ -1,7 +1,6 @@
 // Linears of x as it is, by the portable kernel.
 #include "cuda/linear/linear_tile.h"
 
-#include "cuda/kernels.h"
 #include "cuda/linear/linear_tile.cuh"
 
 namespace photon::cuda {
@@ -16,9 +15,7 @@ int run_tile_linear(const LinearParams& p, void* stream) {
       return launch_tile<Epilogue::kAdd, false>(p, stream);
     case Epilogue::kAddNorm:
       if (const int error = launch_tile<Epilogue::kAdd, false>(p, stream)) return error;
-      return rms_norm({p.out, nullptr, p.residual, p.norm_weight, p.tokens, p.weight.n,
-                       p.out_stride, 0, p.residual_stride, p.eps, p.dtype, p.counts},
-                      stream);
+      return norm_residual(p, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -5,6 +5,7 @@
 #pragma once
 #include "common/linear.h"
 #include "cuda/element.cuh"
+#include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/linear/norm.cuh"
 #include "cuda/ptx.cuh"
@@ -95,6 +96,17 @@ constexpr int64_t kManyRows =
 constexpr int64_t kNormedBytes =
     32 * 1024;  // of normalized tokens in shared memory at once; longer tokens come in pieces
 
+// The rows of a dense weight. What stands for it where numbers are stored otherwise
+// (scaled_linear.cu) has a type of rows with an add_dots() of its own; `row + columns` is the row
+// from a later column on.
+template <typename T>
+struct DenseRows {
+  const T* data;
+  int64_t stride;
+
+  __device__ const T* row(int64_t r) const { return data + r * stride; }
+};
+
 // Weight rows, n apart, that make one output.
 template <Epilogue kEpilogue>
 constexpr int kFactors = kEpilogue == Epilogue::kSwiglu ? 2 : 1;
@@ -103,10 +115,9 @@ struct TileParams {
   void* out;                // [tokens, n]; kAdd: the residual
   const void* x;            // [tokens, k]
   const void* norm_weight;  // [k]; unread by kernels that do not normalize
-  const void* weight;       // [kFactors * n, k]
   const void* bias;         // [kFactors * n] or null
   const int32_t* counts;    // [1] or null
-  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
+  int64_t tokens, n, k, out_stride, x_stride;
   float eps;
   DType dtype;
 };
@@ -155,9 +166,9 @@ __device__ inline void norm_scales(const TileParams& p, const T* x, int active,
 
 // add_dots of the normalized tokens, `active` of them from x on. All threads of the CTA must call
 // it; a warp without rows only helps to normalize.
-template <typename T, int kTokens, int kRows, bool kVector>
+template <typename T, int kTokens, int kRows, bool kVector, typename Row>
 __device__ inline void add_normed_dots(const TileParams& p, const T* x, int active, bool has_rows,
-                                       const T* const (&w)[kRows], float (&sums)[kTokens][kRows]) {
+                                       const Row (&w)[kRows], float (&sums)[kTokens][kRows]) {
   auto& shared = *reinterpret_cast<NormShared<kTokens>*>(dynamic_shared());
   Pack<T>* const normed = reinterpret_cast<Pack<T>*>(&shared + 1);
   const int token_packs = static_cast<int>(piece_packs<T, kTokens>(p.k));
@@ -180,7 +191,7 @@ __device__ inline void add_normed_dots(const TileParams& p, const T* x, int acti
     }
     __syncthreads();
     if (!has_rows) continue;
-    const T* rows[kRows];
+    Row rows[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) rows[r] = w[r] + begin;
     add_dots<T, kTokens, kRows, kVector>(tokens, rows, count, sums);
@@ -207,9 +218,10 @@ __device__ inline void finish(const TileParams& p, int64_t token, int64_t n, con
 // CTAs that share weight rows are neighbours, so that the rows come out of L2 after the first of
 // them. A tile that reaches past the last token or row repeats its first one, and drops those
 // results.
-template <Epilogue kEpilogue, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
+template <Epilogue kEpilogue, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector,
+          typename Rows>
 __global__ void __launch_bounds__(kTileThreads)
-    tile_kernel(const TileParams p, int64_t token_tiles) {
+    tile_kernel(const TileParams p, const Rows weight, int64_t token_tiles) {
   constexpr int kRows = kOutputs * kFactors<kEpilogue>;
   const int64_t tokens = active_tokens(p.counts, p.tokens);
   const int64_t first_token = blockIdx.x % token_tiles * kTokens;
@@ -220,12 +232,11 @@ __global__ void __launch_bounds__(kTileThreads)
   const int active =
       static_cast<int>(tokens - first_token < kTokens ? tokens - first_token : kTokens);
   const T* x = static_cast<const T*>(p.x) + first_token * p.x_stride;
-  const T* w[kRows];
+  decltype(weight.row(0)) w[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int64_t n = first + r / kFactors<kEpilogue>;
-    w[r] = static_cast<const T*>(p.weight) +
-           ((n < p.n ? n : first) + r % kFactors<kEpilogue> * p.n) * p.weight_stride;
+    w[r] = weight.row((n < p.n ? n : first) + r % kFactors<kEpilogue> * p.n);
   }
   float sums[kTokens][kRows];
   clear_sums(sums);
@@ -251,55 +262,73 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 }
 
-template <Epilogue kEpilogue, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>
-int launch_tiles(const TileParams& p, void* stream) {
+template <Epilogue kEpilogue, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector,
+          typename Rows>
+int launch_tiles(const TileParams& p, const Rows& weight, void* stream) {
   static_assert(kTokens * kOutputs <= kWarpSize, "one lane writes one output");
   const int64_t token_tiles = ceil_div(p.tokens, kTokens);
   const int64_t blocks = ceil_div(p.n, kTileWarps * kOutputs) * token_tiles;
   const size_t shared =
       kNorm ? sizeof(NormShared<kTokens>) + kTokens * piece_packs<T, kTokens>(p.k) * sizeof(Pack<T>)
             : 0;
-  return launch(tile_kernel<kEpilogue, kNorm, T, kTokens, kOutputs, kVector>,
-                LaunchShape{blocks, kTileThreads, shared}, stream, p, token_tiles);
+  return launch(tile_kernel<kEpilogue, kNorm, T, kTokens, kOutputs, kVector, Rows>,
+                LaunchShape{blocks, kTileThreads, shared}, stream, p, weight, token_tiles);
 }
 
 template <Epilogue kEpilogue, bool kNorm, typename T, int kOutputs>
-int launch_tokens(const TileParams& p, void* stream) {
-  if (p.tokens == 1) return launch_tiles<kEpilogue, kNorm, T, 1, kOutputs, true>(p, stream);
-  if (p.tokens == 2) return launch_tiles<kEpilogue, kNorm, T, 2, kOutputs, true>(p, stream);
-  if (p.tokens <= 4) return launch_tiles<kEpilogue, kNorm, T, 4, kOutputs, true>(p, stream);
-  return launch_tiles<kEpilogue, kNorm, T, 8, kOutputs, true>(p, stream);
+int launch_tokens(const TileParams& p, const DenseRows<T>& weight, void* stream) {
+  if (p.tokens == 1) return launch_tiles<kEpilogue, kNorm, T, 1, kOutputs, true>(p, weight, stream);
+  if (p.tokens == 2) return launch_tiles<kEpilogue, kNorm, T, 2, kOutputs, true>(p, weight, stream);
+  if (p.tokens <= 4) return launch_tiles<kEpilogue, kNorm, T, 4, kOutputs, true>(p, weight, stream);
+  return launch_tiles<kEpilogue, kNorm, T, 8, kOutputs, true>(p, weight, stream);
+}
+
+template <Epilogue kEpilogue>
+TileParams tile_params(const LinearParams& op) {
+  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
+  return {kAdds ? op.residual : op.out,
+          op.x,
+          op.norm_weight,
+          op.bias,
+          op.counts,
+          op.tokens,
+          op.outputs(),
+          op.weight.k,
+          kAdds ? op.residual_stride : op.out_stride,
+          op.x_stride,
+          op.eps,
+          op.dtype};
+}
+
+// Behind Epilogue::kAdd the rest of kAddNorm.
+inline int norm_residual(const LinearParams& p, void* stream) {
+  return rms_norm({p.out, nullptr, p.residual, p.norm_weight, p.tokens, p.weight.n, p.out_stride, 0,
+                   p.residual_stride, p.eps, p.dtype, p.counts},
+                  stream);
+}
+
+// Whether tokens, and the weight of their norm, can be read in vectors.
+template <bool kNorm>
+bool are_tokens_vectors(const TileParams& p) {
+  return p.k % kPack == 0 && is_vector_aligned(p.x) && are_whole_vectors(p.dtype, p.x_stride) &&
+         (!kNorm || is_vector_aligned(p.norm_weight));
 }
 
 // Enqueues the kernel; tokens and outputs are not 0.
 template <Epilogue kEpilogue, bool kNorm>
 int launch_tile(const LinearParams& op, void* stream) {
-  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
   const Weight& w = op.weight;
-  const TileParams p = {kAdds ? op.residual : op.out,
-                        op.x,
-                        op.norm_weight,
-                        w.data,
-                        op.bias,
-                        op.counts,
-                        op.tokens,
-                        op.outputs(),
-                        w.k,
-                        kAdds ? op.residual_stride : op.out_stride,
-                        op.x_stride,
-                        w.stride,
-                        op.eps,
-                        op.dtype};
-  const bool vectors = p.k % kPack == 0 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
-                       are_whole_vectors(p.dtype, p.x_stride, p.weight_stride) &&
-                       (!kNorm || is_vector_aligned(p.norm_weight));
+  const TileParams p = tile_params<kEpilogue>(op);
+  const bool vectors = are_tokens_vectors<kNorm>(p) && is_vector_aligned(w.data) &&
+                       are_whole_vectors(p.dtype, w.stride);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    if (!vectors) return launch_tiles<kEpilogue, kNorm, T, 4, 1, false>(p, stream);
+    const DenseRows<T> weight = {static_cast<const T*>(w.data), w.stride};
+    if (!vectors) return launch_tiles<kEpilogue, kNorm, T, 4, 1, false>(p, weight, stream);
     if constexpr (kFactors<kEpilogue> == 1) {
-      if (p.n >= kManyRows) return launch_tokens<kEpilogue, kNorm, T, 4>(p, stream);
+      if (p.n >= kManyRows) return launch_tokens<kEpilogue, kNorm, T, 4>(p, weight, stream);
     }
-    return launch_tokens<kEpilogue, kNorm, T, 1>(p, stream);
+    return launch_tokens<kEpilogue, kNorm, T, 1>(p, weight, stream);
   });
 }
 

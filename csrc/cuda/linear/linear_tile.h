@@ -1,4 +1,4 @@
-// The portable kernel of every linear.
+// The portable kernel of every linear; of a dense weight, but for the last.
 #pragma once
 #include "common/linear.h"
 
@@ -6,5 +6,6 @@ namespace photon::cuda {
 
 int run_tile_linear(const LinearParams& p, void* stream);       // Prologue::kNone
 int run_tile_norm_linear(const LinearParams& p, void* stream);  // Prologue::kRmsNorm
+int run_scaled_linear(const LinearParams& p, void* stream);     // of a weight with scales
 
 }  // namespace photon::cuda

@@ -78,7 +78,7 @@ def empty_attention(
     config: ModelConfig, index: int, empty: Callable[..., torch.Tensor]
 ) -> Attention:
     """That of the layer of this index; `empty(*shape)` makes tensors."""
-    shapes = layer_projections(config)
+    shapes = layer_projections(config, index)
     return Attention(
         index,
         qkv=empty_projection(shapes["qkv"], empty),

@@ -47,4 +47,4 @@ class Block:
 
 def empty_block(config: ModelConfig, index: int, empty: Callable[..., torch.Tensor]) -> Block:
     """The layer of this index; `empty(*shape)` makes tensors."""
-    return Block(empty_attention(config, index, empty), empty_mlp(config, empty))
+    return Block(empty_attention(config, index, empty), empty_mlp(config, index, empty))

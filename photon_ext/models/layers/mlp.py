@@ -45,7 +45,7 @@ class Mlp:
         execution.add(self.down, act, following)
 
 
-def empty_mlp(config: ModelConfig, empty: Callable[..., torch.Tensor]) -> Mlp:
-    """The MLP of a layer; `empty(*shape)` makes tensors."""
-    shapes = layer_projections(config)
+def empty_mlp(config: ModelConfig, index: int, empty: Callable[..., torch.Tensor]) -> Mlp:
+    """That of the layer of this index; `empty(*shape)` makes tensors."""
+    shapes = layer_projections(config, index)
     return Mlp(*(empty_projection(shapes[name], empty) for name in ("gate_up", "down")))

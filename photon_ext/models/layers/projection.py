@@ -71,9 +71,14 @@ class Projection:
         """Weight and bias, as all linear ops take them."""
         return self.weight.data, self.bias
 
+    @property
+    def scale(self) -> torch.Tensor | None:
+        """Of the weight, as all linear ops take it."""
+        return self.weight.scale
+
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         """Adds the product with `x` [T, k] to `residual` [T, n], in a step of any mode."""
-        ops.linear_residual_(residual, x, *self.operands())
+        ops.linear_residual_(residual, x, *self.operands(), weight_scale=self.scale)
 
 
 def empty_projection(
@@ -82,7 +87,7 @@ def empty_projection(
     """One without values, but for `weight` if it is given; `empty(*shape)` makes tensors."""
     return Projection(
         shape,
-        weight or Weight.empty(shape.n, shape.k, empty),
+        weight or Weight.empty(shape.rows, shape.k, empty, shape.quantization),
         empty(shape.n) if shape.bias else None,
         empty(shape.k) if shape.normed else None,
     )
@@ -173,15 +178,17 @@ class Unfused(Execution):
         )
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        ops.linear_into(out, x, *projection.operands(), self._counts)
+        ops.linear_into(out, x, *projection.operands(), self._counts, weight_scale=projection.scale)
 
 
 class TorchProducts(Unfused):
-    """Op by op, with torch's matrix products."""
+    """Op by op, with torch's matrix products, which know no weights with scales."""
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
         weight, bias = projection.operands()
-        if bias is None:
+        if projection.scale is not None:
+            super()._multiply(out, x, projection)
+        elif bias is None:
             torch.mm(x, weight.t(), out=out)
         else:
             torch.addmm(bias, x, weight.t(), out=out)
@@ -226,11 +233,20 @@ class Fused(Execution):
             hopper=True,
             pdl=True,
             workspace=self._workspaces.linear,
+            weight_scale=projection.scale,
         )
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
         residual, counts = self.buffers.residual, self._counts
-        ops.linear_residual_(residual, x, *projection.operands(), counts, hopper=True, pdl=True)
+        ops.linear_residual_(
+            residual,
+            x,
+            *projection.operands(),
+            counts,
+            hopper=True,
+            pdl=True,
+            weight_scale=projection.scale,
+        )
         self._link(residual, projection, following)
 
     def _norm_linear(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
@@ -244,6 +260,7 @@ class Fused(Execution):
             hopper=True,
             pdl=True,
             workspace=self._workspaces.linear,
+            weight_scale=projection.scale,
         )
 
     def _link(
@@ -271,11 +288,26 @@ class Batch(Execution):
     early = True
 
     def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        ops.linear_into(out, x, *projection.operands(), self._counts, hopper=True, pdl=True)
+        ops.linear_into(
+            out,
+            x,
+            *projection.operands(),
+            self._counts,
+            hopper=True,
+            pdl=True,
+            weight_scale=projection.scale,
+        )
 
     def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
-        operands = projection.operands()
-        ops.swiglu_into(act, self.hidden, *operands, self._counts, hopper=True, pdl=True)
+        ops.swiglu_into(
+            act,
+            self.hidden,
+            *projection.operands(),
+            self._counts,
+            hopper=True,
+            pdl=True,
+            weight_scale=projection.scale,
+        )
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
         weight, bias = projection.operands()
@@ -291,6 +323,7 @@ class Batch(Execution):
             hopper=True,
             pdl=True,
             workspace=self._workspaces.batch,
+            weight_scale=projection.scale,
         )
 
 

@@ -117,6 +117,10 @@ class ConfigReader:
             self.refuse(key, "an object")
         return ConfigReader(value, self._source, f"{self._prefix}{key}.") if value else None
 
+    def keys(self, key: str) -> list[str]:
+        """The keys of an object inside this one, as `object` takes it."""
+        return [] if self.object(key) is None else list(self.get(key))
+
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raises the error for a key whose value is not what it should be."""
         raise ModelError(

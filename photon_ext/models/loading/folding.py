@@ -13,10 +13,12 @@ _ADDS_TO_RESIDUAL = ("self_attn.o_proj", "mlp.down_proj")
 def folded(config: ModelConfig, module: str, tensor: torch.Tensor) -> torch.Tensor:
     """A parameter as the decoder has it.
 
-    `module`: whose it is, as Hugging Face names it; `tensor` [n, ...]: its weight, its bias, or B
-    of an adapter, by the module's outputs.
+    `module`: whose it is, as Hugging Face names it; `tensor` [n, ...]: its weight, the scales of
+    that, its bias, or B of an adapter, by the module's outputs. What weights with scales are
+    multiplied by goes into the scales.
     """
-    if module.endswith(_ADDS_TO_RESIDUAL) and config.residual_multiplier != 1:
+    has_scales = tensor.dtype is torch.float8_e4m3fn
+    if module.endswith(_ADDS_TO_RESIDUAL) and config.residual_multiplier != 1 and not has_scales:
         return tensor.float() * config.residual_multiplier
     if module == FINAL_NORM and config.logits_divisor != 1:
         return tensor.float() / config.logits_divisor

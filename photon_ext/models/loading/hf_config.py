@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from photon_ext.errors import ModelError, shown
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loading.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
+from photon_ext.models.loading.hf_quantization import hf_quantization
 from photon_ext.models.loading.hf_rope import RotaryDefaults, hf_rotary
 
 _SLIDING = "sliding_attention"
@@ -67,6 +68,7 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     head_dim = fields.positive("head_dim", known.head_dim or hidden // q_heads)
     rotary = hf_rotary(fields, known.rotary, head_dim, max_positions, source)
     multipliers = _multipliers(fields) if known.multipliers else _Multipliers()
+    quantization = hf_quantization(fields, source)
     qkv_bias, o_bias = known.biases or (fields.flag("attention_bias"),) * 2
     return ModelConfig(
         family=family,
@@ -94,6 +96,7 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
         eos_ids=fields.token_ids("eos_token_id"),
         prefers_float32=str(fields.get("dtype") or fields.get("torch_dtype"))
         in ("float32", "torch.float32"),
+        quantization=quantization,
         source=source,
     )
 
@@ -119,13 +122,6 @@ def _refuse_options(fields: ConfigReader, source: str) -> None:
     activation = fields.get("hidden_act")
     if activation not in (None, "silu"):
         raise ModelError(f"{source}: hidden_act is {shown(activation)}, only 'silu' is supported")
-    quantization = fields.object("quantization_config")
-    if quantization is not None:
-        method = quantization.get("quant_method") or "unknown"
-        raise ModelError(
-            f"{source}: weights quantized with {shown(method)} are not supported; use plain "
-            "weights or a GGUF file"
-        )
 
 
 class _Multipliers(NamedTuple):

@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loading.folding import folded
+from photon_ext.models.loading.hf_quantization import ACTIVATION_SCALE
+from photon_ext.models.loading.hf_scales import FP8, Expected, checked_values, expected_tensors
 from photon_ext.models.loading.shards import INDEX_FILE, SINGLE_FILE, weight_map
 from photon_ext.models.text.text_files import check_regular, present
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
@@ -22,8 +24,7 @@ _ROWS_COMPARED = (
 )
 _WEIGHT_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
 # Some old checkpoints hold the rotary frequencies, which the config gives too.
-_IGNORED = "rotary_emb.inv_freq"
-_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
+_IGNORED = ("rotary_emb.inv_freq",)
 
 
 class _Stored(NamedTuple):
@@ -41,30 +42,33 @@ def load_hf_weights(
 ) -> DecoderWeights:
     """Reads every parameter of `config` from `directory`, converted to `dtype` on `device`.
 
+    Weights that `config.quantization` covers stay as they are stored, and their scales become
+    float32.
+
     Raises ModelError, naming the file and the tensor, where a file is missing or damaged, a tensor
-    is missing, of another shape or quantized, or not in the shard that the index names, or where
-    the files hold parameters that the model as configured would ignore: a head of its own where
-    config.json ties it to the embeddings is one.
+    is missing, of another shape, stored otherwise than the config says, or not in the shard that
+    the index names, where a weight with scales or a scale is not finite, or where the files hold
+    parameters that the model as configured would ignore: a head of its own where config.json ties
+    it to the embeddings is one.
     """
-    expected = {
-        name: slot.shape for name, slot in weight_slots(empty_weights(config, dtype, "meta"))
-    }
+    quantization = config.quantization
+    slots = dict(weight_slots(empty_weights(config, dtype, "meta")))
+    expected = expected_tensors(slots, quantization)
     with ExitStack() as stack:
         tensors = _open_all(directory, stack)
         _check_names(directory, config, set(tensors), set(expected))
-        for (
-            name,
-            shape,
-        ) in (
-            expected.items()
-        ):  # before anything is allocated: a damaged size would ask for all the memory there is
-            _check(tensors[name], name, shape)
+        # before anything is allocated: a damaged size would ask for all the memory there is
+        for name, wanted in expected.items():
+            _check(tensors[name], name, wanted)
         if config.tied_embeddings and _HEAD in tensors:
             _check(tensors[_HEAD], _HEAD, expected[_EMBEDDING])
             _check_tied(directory, tensors[_EMBEDDING], tensors[_HEAD], dtype)
         weights = empty_weights(config, dtype, device)
         for name, slot in weight_slots(weights):
-            slot.copy_(folded(config, name.rpartition(".")[0], _read(tensors[name], name)))
+            scales = quantization if expected[name].is_scale else None
+            stored = _read(tensors[name], name)
+            values = checked_values(tensors[name].path, name, stored, slot, scales)
+            slot.copy_(folded(config, name.rpartition(".")[0], values))
     return weights
 
 
@@ -139,7 +143,8 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str], expected
             f"config.json does not belong to these weights, or shards are missing"
         )
     ignorable = {_HEAD} if config.tied_embeddings else set()
-    extra = sorted(name for name in found - expected - ignorable if not name.endswith(_IGNORED))
+    ignored = _IGNORED if config.quantization is None else (*_IGNORED, ACTIVATION_SCALE)
+    extra = sorted(name for name in found - expected - ignorable if not name.endswith(ignored))
     if extra:
         raise ModelError(
             f"{directory}: {len(extra)} parameters would be ignored, first {shown(extra[0])}; "
@@ -148,15 +153,21 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str], expected
         )
 
 
-def _check(stored: _Stored, name: str, expected: torch.Size) -> None:
+def _check(stored: _Stored, name: str, expected: Expected) -> None:
     described = stored.handle.get_slice(name)
     shape, dtype = described.get_shape(), described.get_dtype()
-    if tuple(shape) != tuple(expected):
+    if not expected.has(shape):
         raise ModelError(
             f"{stored.path}: {name} has shape {shown(shape)}, config.json asks for "
-            f"{list(expected)}; they do not belong together"
+            f"{list(expected.shape)}; they do not belong together"
         )
-    if dtype not in _DTYPES:
+    if dtype not in expected.dtypes:
+        if expected.dtypes == FP8:
+            raise ModelError(
+                f"{stored.path}: {name} is stored as {dtype}, and quantization_config of "
+                f"config.json says {FP8[0]}; if the file is right, name its module there among "
+                "those that are left out"
+            )
         raise ModelError(
             f"{stored.path}: {name} is stored as {dtype}; use a checkpoint in float32, float16 or "
             "bfloat16"

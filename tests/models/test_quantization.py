@@ -1,0 +1,301 @@
+"""Checkpoints with fp8 weights: logits and tokens of the same numbers in float32, and clear errors
+for files and configs that say something else.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from photon_ext.errors import ModelError
+from photon_ext.models.kernel_plan import (
+    ALL,
+    ExecutionMode,
+    gpu_target,
+    linears_unsupported,
+    plan_kernels,
+)
+from photon_ext.models.loading.hf_config import hf_config
+from photon_ext.models.loading.loader import LoadedModel, load_model
+from photon_ext.models.lora import LoraShape, LoraSlots
+from photon_ext.models.projections import head_projection, layer_projections
+from photon_ext.models.weights import check_weights, random_weights
+from photon_ext.sampling import SamplingParams
+from tests.engine.test_engine_models import tiny_engine
+from tests.models.adapters import adapter_tensors, saved_adapter
+from tests.models.harness import Chunk, Harness
+from tests.models.published import PUBLISHED, TINY_SIZES
+from tests.models.stored_fp8 import FP8, blocks, compressed, store_fp8
+from tests.models.tiny import saved_random_model
+
+# q, k and v are of 128 rows each, so that blocks stay blocks; gate and up of 320 share one.
+SIZES = {"hidden_size": 192, "intermediate_size": 320, "head_dim": 32, "num_key_value_heads": 4}
+QWEN3 = {
+    **TINY_SIZES,
+    **SIZES,
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": False,
+}
+IDS = [(11 * i + i // 7) % 131 for i in range(40)]
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+def folders(tmp_path: Path, values: dict[str, Any], config: dict[str, Any], **how: Any) -> Path:
+    """tmp_path / "fp8", and the same numbers in float32 in tmp_path / "plain"."""
+    saved_random_model(values, tmp_path / "plain")
+    store_fp8(tmp_path / "plain", tmp_path / "fp8", config, **how)
+    return tmp_path / "fp8"
+
+
+def logits(model: LoadedModel) -> torch.Tensor:
+    """Of a prompt in one step, and of tokens that follow it one by one."""
+    harness = Harness(model.config, model.weights)
+    found = [harness.prefill([Chunk(1, 0, IDS[:32])])[0]]
+    found += [harness.decode([1], [i], [IDS[i]])[0] for i in range(32, 40)]
+    return torch.stack(found)
+
+
+def assert_same_numbers(tmp_path: Path, device: str = "cpu") -> LoadedModel:
+    stored, plain = (
+        load_model(tmp_path / name, torch.float32, device) for name in ("fp8", "plain")
+    )
+    check_weights(stored.config, stored.weights)
+    assert stored.weights.nbytes < 0.6 * plain.weights.nbytes
+    torch.testing.assert_close(logits(stored), logits(plain), atol=1e-4, rtol=1e-4)
+    return stored
+
+
+def test_blocks_of_qwen3_give_the_logits_of_the_same_numbers(tmp_path: Path, device: str) -> None:
+    folder = folders(tmp_path, QWEN3, blocks(["lm_head", "model.layers.0.input_layernorm"]))
+    stored = assert_same_numbers(tmp_path, device)
+    layer = stored.weights.layers[0]
+    shapes = [
+        list(one.weight.scale.shape)
+        for one in (layer.attention.qkv, layer.mlp.gate_up, layer.mlp.down)
+        if one.weight.scale is not None
+    ]
+    assert shapes == [[3, 2], [640, 2], [2, 3]]
+    assert layer.mlp.down.weight.data.dtype is FP8
+    assert stored.weights.head.weight.scale is None
+    assert str(stored.config.quantization) == "fp8 weights, scales one a block of 128 x 128"
+    in_bfloat16 = logits(load_model(folder, device=device)).float()
+    assert (in_bfloat16 - logits(stored)).norm() < 0.05 * logits(stored).norm()
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+def test_hazard_c16_each_strategy_of_compressed_tensors_is_read(
+    strategy: str, tmp_path: Path
+) -> None:
+    how = {"strategy": strategy, "left_out": (), "scale_dtype": torch.bfloat16}
+    folders(tmp_path, QWEN3, compressed(strategy, []), **how)
+    stored = assert_same_numbers(tmp_path)
+    assert stored.weights.head.weight.data.dtype is FP8
+
+
+@pytest.mark.parametrize("family", ["granite-3", "phi-4-mini"])
+def test_what_families_fold_into_weights_goes_into_scales(family: str, tmp_path: Path) -> None:
+    """Factors of what is added to the residual; an order of the rows of q and k."""
+    values = PUBLISHED[family]
+    folders(tmp_path, values, compressed("channel"), strategy="channel")
+    assert_same_numbers(tmp_path)
+
+
+def test_an_engine_of_fp8_weights_has_the_tokens_of_the_same_numbers(tmp_path: Path) -> None:
+    folders(tmp_path, QWEN3, blocks(["lm_head"]))
+    answers = []
+    for name in ("fp8", "plain"):
+        with tiny_engine(tmp_path / name, depth=2, exact=False) as engine:
+            params = SamplingParams(max_new_tokens=12, ignore_eos=True)
+            outputs = engine.generate([IDS[:3], IDS[:17]], params)
+            answers.append([output.token_ids for output in outputs])
+    assert answers[0] == answers[1]
+
+
+def test_adapters_read_what_fp8_weights_read(tmp_path: Path) -> None:
+    """Activations of the model's dtype, and add to the products."""
+    model = saved_random_model(QWEN3, tmp_path / "plain")
+    store_fp8(tmp_path / "plain", tmp_path / "fp8", blocks(["lm_head"]))
+    adapter = saved_adapter(tmp_path / "adapter", adapter_tensors(model, 4, 0), 4)
+    answers = []
+    for name in ("fp8", "plain"):
+        config, weights, _ = load_model(tmp_path / name, torch.float32)
+        lora = LoraSlots(LoraShape(config, 4), 1, 64, torch.float32, weights.device)
+        lora.load(1, lora.read(adapter)).wait()
+        harness = Harness(config, weights, lora=lora)
+        for slots in ({}, {1: 1, 2: 1}):
+            harness.slots = slots
+            answers.append(harness.greedy([IDS[:3], IDS[:17]], 12))
+    assert answers[:2] == answers[2:]
+    assert answers[0] != answers[1]
+
+
+def test_a_static_scheme_of_activations_is_known_and_not_read(tmp_path: Path) -> None:
+    folder = folders(tmp_path, QWEN3, compressed("channel"), strategy="channel")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, f"{DOWN}.input_scale": torch.ones(1)}, folder / "model.safetensors")
+    assert_same_numbers(tmp_path)
+
+
+# --- what does not belong together ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folders(tmp_path_factory.mktemp("fp8"), QWEN3, blocks(["lm_head"]))
+
+
+def damaged(
+    checkpoint: Path,
+    folder: Path,
+    changes: dict[str, torch.Tensor | None],
+    config: dict[str, Any] | None = None,
+) -> Path:
+    """A copy with other tensors (None: without), and another quantization_config."""
+    tensors = {**load_file(checkpoint / "model.safetensors"), **changes}
+    save_file(
+        {name: one for name, one in tensors.items() if one is not None},
+        folder / "model.safetensors",
+    )
+    values = json.loads((checkpoint / "config.json").read_text())
+    values["quantization_config"] = config or values["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(values))
+    return folder
+
+
+SCALE, NAN = f"{DOWN}.weight_scale_inv", torch.tensor(torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({SCALE: None}, f"1 of .* parameters are missing, first '{SCALE}'"),
+        ({SCALE: None, f"{DOWN}.weight_scale": torch.ones(2, 3)}, f"missing, first '{SCALE}'"),
+        ({f"{DOWN}.other_scale": torch.ones(1)}, f"would be ignored, first '{DOWN}.other_scale'"),
+        ({SCALE: torch.ones(3, 2)}, rf"{SCALE} has shape \[3, 2\].*asks for \[2, 3\]"),
+        ({SCALE: torch.ones(192, 1)}, rf"{SCALE} has shape \[192, 1\].*asks for \[2, 3\]"),
+        ({SCALE: NAN.expand(2, 3).clone()}, f"{SCALE} has values that are not finite"),
+        ({SCALE: torch.ones(2, 3).int()}, f"{SCALE} is stored as I32"),
+        (
+            {f"{DOWN}.weight": NAN.to(FP8).expand(192, 320).clone()},
+            f"{DOWN}.weight has values that are not finite",
+        ),
+        (
+            {f"{DOWN}.weight": torch.zeros(192, 320).bfloat16()},
+            f"{DOWN}.weight is stored as BF16, and quantization_config .* says F8_E4M3",
+        ),
+    ],
+)
+def test_hazard_c6_scales_and_weights_that_do_not_belong_together_are_refused(
+    changes: dict[str, torch.Tensor | None], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        load_model(damaged(checkpoint, tmp_path, changes))
+
+
+def stored_modules(config: dict[str, Any]) -> list[str]:
+    """The modules of the second layer, and the head, that are stored in fp8."""
+    found = hf_config({**QWEN3, "quantization_config": config})
+    shapes = {**layer_projections(found, 1), "head": head_projection(found)}
+    return [name for name, one in shapes.items() if one.quantization is not None]
+
+
+@pytest.mark.parametrize(
+    ("config", "stored"),
+    [
+        (compressed("channel", []), ["qkv", "o", "gate_up", "down", "head"]),
+        (compressed("channel", ["lm_head", DOWN]), ["qkv", "o", "gate_up"]),
+        (compressed("channel", ["re:.*mlp.*", "lm_head"]), ["qkv", "o"]),
+        # matched from the begin of a name on, and no part of one
+        (compressed("channel", ["re:mlp.*", "down_proj"]), ["qkv", "o", "gate_up", "down", "head"]),
+        (compressed("channel", ["re:model.layers.1.*"]), ["head"]),
+        (blocks(), ["qkv", "o", "gate_up", "down"]),
+        (blocks([DOWN]), ["qkv", "o", "gate_up", "head"]),
+        (blocks(["model.layers.1", "lm_head"]), []),
+        (
+            blocks(["model.layers.1.mlp.gate_pro", "layers.11", "down_proj"]),
+            ["qkv", "o", "gate_up", "head"],
+        ),
+    ],
+)
+def test_hazard_c7_modules_are_left_out_as_each_scheme_names_them(
+    config: dict[str, Any], stored: list[str]
+) -> None:
+    assert stored_modules(config) == stored
+
+
+def test_hazard_c7_parts_of_one_matrix_must_be_stored_alike() -> None:
+    with pytest.raises(ModelError, match=r"leaves out '.*1\.self_attn\.k_proj' and not '.*q_proj'"):
+        stored_modules(compressed("channel", ["model.layers.1.self_attn.k_proj"]))
+
+
+def test_hazard_c8_a_mixed_file_loads_as_its_config_says(tmp_path: Path) -> None:
+    folders(
+        tmp_path,
+        QWEN3,
+        compressed("channel", ["lm_head", "re:.*layers.1.mlp"]),
+        strategy="channel",
+        left_out=("lm_head", "layers.1.mlp"),
+    )
+    layers = assert_same_numbers(tmp_path).weights.layers
+    assert layers[0].mlp.down.weight.scale is not None
+    assert layers[1].mlp.down.weight.scale is None
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "quant_method 'gptq'"),
+        ({"quant_method": "awq"}, "quant_method 'awq'"),
+        (blocks(weight_block_size=None), "fp8 weights with weight_block_size None"),
+        (blocks(weight_block_size=[64, 128]), r"weight_block_size \[64, 128\]"),
+        (blocks(scale_fmt="ue8m0"), "fp8 weights with scale_fmt 'ue8m0'"),
+        (blocks(["("]), r"modules_to_not_convert comes to .* no regular expression"),
+        (compressed("group", group_size=128), "compressed-tensors with strategy 'group'"),
+        (compressed("channel", num_bits=4, type="int"), "weights of type 'int' of 4 bits"),
+        (compressed("channel", symmetric=False), "zero points"),
+        (compressed("block", block_structure=[1, 128]), r"block_structure \[1, 128\]"),
+        ({**compressed("channel"), "format": "pack-quantized"}, "format 'pack-quantized'"),
+        ({**compressed("channel"), "config_groups": {"a": {}, "b": {}}}, "config_groups"),
+        ({**compressed("channel"), "kv_cache_scheme": {"num_bits": 8}}, "with kv_cache_scheme"),
+    ],
+)
+def test_other_schemes_are_refused_by_name_with_what_can_be_read(
+    config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"a/config\.json: .*{message}"):
+        hf_config({**QWEN3, "quantization_config": config}, "a/config.json")
+
+
+def test_rows_that_change_their_order_have_scales_of_their_own() -> None:
+    with pytest.raises(ModelError, match="use a checkpoint with a scale for each row"):
+        hf_config({**PUBLISHED["phi-4-mini"], "quantization_config": blocks()})
+
+
+# --- which kernels run ----------------------------------------------------------------------------
+
+
+def test_steps_of_fp8_weights_go_through_the_linears_that_read_them() -> None:
+    config = hf_config({**QWEN3, "quantization_config": blocks()})
+    target = gpu_target((9, 0))
+    plan = plan_kernels(config, target, "bfloat16")
+    assert (plan.hopper, plan.balanced_attention) == (True, True)
+    assert {plan.decode.of(tokens) for tokens in (1, 64, ALL)} == {ExecutionMode.OWN}
+    assert not plan.chunks.uses_torch
+    why = linears_unsupported(config, target, "bfloat16")
+    assert why == "q, k, v: the weight is stored in fewer bits, and they read bfloat16 alone"
+    assert not plan_kernels(config, target, "bfloat16", "portable").decode.uses_torch
+
+
+def test_random_fp8_weights_are_as_large_as_plain_ones() -> None:
+    config = hf_config({**QWEN3, "quantization_config": blocks()})
+    down = random_weights(config, torch.bfloat16).layers[0].mlp.down.weight
+    assert down.scale is not None
+    assert 0.019 < float((down.data.float() * down.scale[0, 0]).std()) < 0.021
