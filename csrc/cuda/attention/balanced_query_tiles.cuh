@@ -150,22 +150,23 @@ __device__ SumsBefore sum_before(int value, int32_t* warp_sums) {
 }
 
 // Notes the step's query tiles, with the KV tiles of each in `before`, and returns how many there
-// are. All threads of the CTA must call it.
-template <int kThreads>
+// are. A warp has kMostEach groups of tokens at most; code for groups that are not there is jumped
+// over at once, because it would come from L2. All threads of the CTA must call it.
+template <int kThreads, int kMostEach>
 __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
-  constexpr int kWarps = kThreads / kWarpSize,
-                kMostEach = (kMaxQueryTiles / kWarpSize + kWarps - 1) / kWarps;
+  constexpr int kWarps = kThreads / kWarpSize;
   const int thread = threadIdx.x, warp = thread / kWarpSize,
             groups = (tokens.end + kWarpSize - 1) / kWarpSize;
   TokenGroup own[kMostEach];
 #pragma unroll
   for (int i = 0; i < kMostEach; ++i) {
-    if (i * kWarps + warp < groups) own[i].load(tokens, i * kWarps + warp);
+    if (i * kWarps + warp >= groups) break;
+    own[i].load(tokens, i * kWarps + warp);
   }
 #pragma unroll
   for (int i = 0; i < kMostEach; ++i) {
     const int number = i * kWarps + warp;
-    if (number >= groups) continue;
+    if (number >= groups) break;
     own[i].find_starts(tokens, number);
     if (thread % kWarpSize == 0) query_tiles.starts[number] = __popc(own[i].starts);
   }
@@ -179,7 +180,7 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
 #pragma unroll
     for (int i = 0; i < kMostEach; ++i) {
       const int number = i * kWarps + warp;
-      if (number >= groups) continue;
+      if (number >= groups) break;
       const TokenGroup::Piece piece = own[i].piece(number);
       if (piece.tokens == 0 || goes_on != (piece.query_tile < 0)) continue;
       const int query_tile = query_tiles.starts[number] + piece.query_tile,
@@ -200,7 +201,10 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
 // Finds the step's query tiles. All threads of the CTA must call it.
 template <int kThreads>
 __device__ void list_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
-  const int count = note_query_tiles<kThreads>(tokens, query_tiles),
+  constexpr int kMostEach = (kMaxQueryTiles + kThreads - 1) / kThreads;  // small steps: 1
+  const int count = tokens.end <= kThreads
+                        ? note_query_tiles<kThreads, 1>(tokens, query_tiles)
+                        : note_query_tiles<kThreads, kMostEach>(tokens, query_tiles),
             each = (count + kThreads - 1) / kThreads,
             begin = min(static_cast<int>(threadIdx.x) * each, count),
             end = min(begin + each, count);
