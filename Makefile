@@ -34,8 +34,8 @@ EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 EMULATED_MODELS = $(EMULATED) $(BIN)/python -m pytest -q -m "emulated and not gpu" \
 	tests/models tests/engine tests/runtime tests/testing
 
-.PHONY: demo test test-all test-emulated test-ptx test-peers test-page test-search test-gpu gpu \
-	sanitize bench-gpu build emulator lint format clean
+.PHONY: demo test test-all test-emulated test-ptx test-peers test-page test-search test-clients \
+	test-gpu gpu sanitize bench-gpu build emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -91,6 +91,12 @@ test-search: build
 	  tests/runtime/test_state_machine.py tests/runtime/test_plans.py \
 	  tests/engine/test_readers.py tests/engine/test_paging.py tests/engine/test_adapter_slots.py \
 	  tests/engine/test_prefill_modes.py
+
+# Unmodified clients (openai, anthropic, langchain, ...) against a server, in environments of their
+# own below build/clients, which are installed once: make test-clients CLIENTS="openai-1 newest".
+CLIENTS ?=
+test-clients: build
+	$(BIN)/python -m tests.clients.run $(CLIENTS)
 
 test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu

@@ -30,9 +30,11 @@ class Server:
         log: what it has written, in lines.
     """
 
-    def __init__(self, model: str, *arguments: str, app: str | None = APP) -> None:
-        """`app`: None is the server's own."""
-        line = [sys.executable, "-m", "photon_ext", "serve", "--model", model, "--port", "0"]
+    def __init__(
+        self, model: str, *arguments: str, app: str | None = APP, python: str = sys.executable
+    ) -> None:
+        """`app`: None is the server's own. `python`: the one that has photon_ext."""
+        line = [python, "-m", "photon_ext", "serve", "--model", model, "--port", "0"]
         line += [] if app is None else ["--app", app]
         self.process = subprocess.Popen(
             [*line, "--device", "cpu", *arguments],

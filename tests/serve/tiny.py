@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -45,13 +46,8 @@ SHAPES = {
 
 
 def save_model(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    noise = torch.Generator().manual_seed(0)
-    tensors = {
-        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=noise) * 0.3
-        for name, shape in SHAPES.items()
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    """The model, and a tokenizer without a chat template."""
+    save_weights(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -59,3 +55,17 @@ def save_model(folder: Path) -> None:
     backend.add_special_tokens([AddedToken("<eos>", special=True)])
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<eos>"}))
+
+
+def save_weights(folder: Path, **config: Any) -> None:
+    """The model alone. `config`: what differs from CONFIG; of sizes, the vocabulary's alone."""
+    config = {**CONFIG, **config}
+    (folder / "config.json").write_text(json.dumps(config))
+    noise = torch.Generator().manual_seed(0)
+    embedding = "model.embed_tokens.weight"
+    shapes = {**SHAPES, embedding: (config["vocab_size"], HIDDEN)}
+    tensors = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=noise) * 0.3
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})

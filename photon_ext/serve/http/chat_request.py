@@ -54,12 +54,14 @@ class ChatRequest(SamplingFields, FormFields):
     safety_identifier: str | None = Field(default=None, description="Of no effect.")
 
     def asked_tools(self) -> Tools | None:
-        """Raises ApiError, ConfigError."""
+        """A call that is forced has its own form, whatever is asked of a text. Raises ApiError,
+        ConfigError.
+        """
         tools = Tools.of(self.tools, self.tool_choice)
-        if tools is not None and tools.given and self.form():
+        if tools is not None and tools.given and not tools.forced and self.form():
             raise bad_request(
                 "tools are given, and a form of the answer, which leaves no room for calls; give "
-                "one of them, or tool_choice 'none'",
+                "one of them, or tool_choice 'none' or 'required'",
                 "tools",
             )
         return tools

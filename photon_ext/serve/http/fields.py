@@ -22,6 +22,8 @@ MOST_ITEMS = 2**14
 # A list that is checked up to its first fault: checking ends within a fraction of a second whatever
 # a body holds, since no other client of the process is served meanwhile.
 Many: TypeAlias = Annotated[list[Item], Field(max_length=MOST_ITEMS, fail_fast=True)]
+# What the openai package reads from an answer, keeps beside it, and sends back with it.
+SentBack: TypeAlias = Annotated[Any, Field(description="Of no effect: a client's own reading.")]
 
 
 class Fields(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-from photon_ext.serve.http.fields import Fields, Many, NotTaken
+from photon_ext.serve.http.fields import Fields, Many, NotTaken, SentBack
 
 _EMPTY: list[Any] = []
 
@@ -45,6 +45,7 @@ def _content(value: Any) -> Any:
 class CalledFunction(Fields):
     name: str
     arguments: str = Field(description="JSON")
+    parsed_arguments: SentBack = None
 
 
 class CallMade(Fields):
@@ -76,6 +77,7 @@ class Message(Fields):
     tool_calls: Many[CallMade] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    parsed: SentBack = None
     refusal: Annotated[Any, NotTaken()] = None
     audio: Annotated[Any, NotTaken()] = None
     function_call: Annotated[Any, NotTaken()] = None

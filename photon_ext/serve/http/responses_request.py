@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
-from photon_ext.serve.http.fields import Fields, Many, NotTaken, row_field
+from photon_ext.serve.http.fields import Fields, Many, NotTaken, SentBack, row_field
 
 _STATELESS = "nothing is stored here: send the whole conversation as input"
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -38,6 +38,7 @@ class TextContent(Fields):
     text: str
     annotations: Annotated[Any, NotTaken([])] = None
     logprobs: Annotated[Any, NotTaken([])] = None
+    parsed: SentBack = None
 
 
 Contents = Many[Annotated[TextContent, _known(_TEXTS, "a part")]]

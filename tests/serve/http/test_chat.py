@@ -276,14 +276,14 @@ def test_what_a_model_gave_may_be_sent_back_as_it_is(model_dir: Path) -> None:
     client = StubClient(says("Hi"))
     message = ask(model_dir, client)["choices"][0]["message"]
     copied = {**message, "annotations": [], "audio": None, "function_call": None}
-    copied |= {"tool_calls": None}
+    copied |= {"tool_calls": None, "parsed": {"a": 1}}  # which the openai package adds
     ask(model_dir, client, messages=[*HELLO, copied, *HELLO])
     assert "assistant\nHi<|im_end|>" in text_of(list(client.asks[1].ids))
 
 
 def test_calls_are_told_to_the_template_as_values(model_dir: Path) -> None:
     client = StubClient(says("Hi"))
-    function = {"name": "f", "arguments": json.dumps({"x": "ü"})}
+    function = {"name": "f", "arguments": json.dumps({"x": "ü"}), "parsed_arguments": {"x": "ü"}}
     call = {"id": "call_1", "type": "function", "function": function}
     turn = {"role": "assistant", "content": None, "tool_calls": [call]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": "4"}

@@ -260,13 +260,14 @@ def test_tools_are_told_to_the_template_and_not_where_none_is_chosen(model_dir: 
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
 def test_a_call_that_has_to_come_has_a_schema(model_dir: Path, choice: Any) -> None:
-    client = StubClient(says(a))
-    (made,) = ask(model_dir, client, tool_choice=choice)["choices"]
-    assert made["finish_reason"] == "tool_calls"
-    (call,) = made["message"]["tool_calls"]
-    assert json.loads(call["function"]["arguments"]) == PARIS
-    schema = client.asks[0].params["json_schema"]
-    assert len(schema.get("anyOf", [schema])) == (2 if choice == "required" else 1)
+    for form in (None, {"type": "json_object"}):  # which would be that of a text
+        client = StubClient(says(a))
+        (made,) = ask(model_dir, client, tool_choice=choice, response_format=form)["choices"]
+        assert made["finish_reason"] == "tool_calls"
+        (call,) = made["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == PARIS
+        schema = client.asks[0].params["json_schema"]
+        assert len(schema.get("anyOf", [schema])) == (2 if choice == "required" else 1)
 
 
 def test_one_call_ends_the_answer_where_several_are_not_taken(model_dir: Path) -> None:
