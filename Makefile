@@ -53,13 +53,14 @@ test: build emulator
 
 # What `make test` leaves out and a change should pass: few of the cases of ops that it leaves to
 # `make test-emulated`, what reads the compiler's PTX, the engines beside ours, and 5,000 requests
-# made of the server's OpenAPI document.
+# each made of the server's OpenAPI document, and of clients that mean harm.
 test-all: emulator
 	$(EMULATED) $(BIN)/python -m pytest -q --few $(EMULATED_OPS) \
 	  -m "not gpu and emulated_later and not emulated_once"
 	$(BIN)/python -m pytest -q $(PTX)
 	$(BIN)/python -m pytest -q -m "not gpu" $(PEERS)
-	PHOTON_SCHEMA_CASES=280 $(BIN)/python -m pytest -q tests/serve/http/test_schema.py
+	PHOTON_SCHEMA_CASES=280 PHOTON_CHAOS_REQUESTS=5000 $(BIN)/python -m pytest -q \
+	  tests/serve/http/test_schema.py tests/serve/http/test_chaos.py
 
 # The marks of tests choose among them: see pyproject.toml. Seed 0 is round robin, any other
 # number a random order of threads: make test-emulated SEEDS="0 1 2 3".

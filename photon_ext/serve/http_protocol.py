@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGI3Application
 
 MOST_HEAD_BYTES = 2**16  # of the request line and headers; of what follows a body, or part of it
 HEAD_S = 30.0  # in which they have to be complete
@@ -20,12 +24,15 @@ _TOO_LARGE = (
 class BoundedHttp(HttpToolsProtocol):
     """One connection. A head that is too large is answered with 431, and so are trailers, which the
     parser keeps; a head that takes too long is answered with nothing. Then the connection is
-    closed.
+    closed. Requests may be sent before earlier ones are answered: what is no HTTP is refused behind
+    their answers, and all hear of a client that leaves, where uvicorn tells the last one alone.
     """
 
     _bare_bytes = 0  # that have come since a head was complete, or a byte of a body came
     _refused = False
     _head_timer: asyncio.TimerHandle | None = None
+    _running: RequestResponseCycle | None = None  # the request that is answered now, or was last
+    _broken: str | None = None  # what is said behind the answers that are still due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -33,10 +40,13 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget_timer()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        if self._refused:
+        if self._refused or self._broken is not None:
             return
         self._bare_bytes += len(data)
         super().data_received(data)
@@ -65,6 +75,24 @@ class BoundedHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self._refused:
             super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        running, broken = self._running, self.cycle
+        if running is None or running.response_complete or (running is broken and broken.more_body):
+            super().send_400_response(msg)
+            return
+        self._broken = msg
+        if broken.more_body:  # its body is what is no HTTP: it waits, and is never begun
+            self.pipeline.popleft()
+
+    def on_response_complete(self) -> None:
+        if self._broken is not None and not self.pipeline and not self.transport.is_closing():
+            super().send_400_response(self._broken)
+        super().on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _refuse(self) -> None:
         self._refused = True

@@ -16,6 +16,7 @@ import uvicorn
 
 from photon_ext.serve.app import make_app
 from photon_ext.serve.contract import End
+from photon_ext.serve.http_protocol import BoundedHttp
 from photon_ext.serve.settings import ServeSettings
 from tests.serve.http.stub import Script, StubClient
 from tests.serve.http.words import ids_of
@@ -136,7 +137,7 @@ def on_a_port(client: StubClient, model_dir: Path, **changes: Any) -> Iterator[s
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         made = make_app(client, given)
-        config = uvicorn.Config(made, log_level="warning", access_log=False)
+        config = uvicorn.Config(made, http=BoundedHttp, log_level="warning", access_log=False)
         server = uvicorn.Server(config)
         thread = Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()

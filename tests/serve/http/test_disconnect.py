@@ -89,6 +89,30 @@ def test_hazard_a12_a_connection_is_used_again_and_for_requests_in_line(model_di
         assert len(client.asks) == 3
 
 
+def test_a_client_that_leaves_with_requests_in_line_frees_the_row_of_the_first(
+    model_dir: Path,
+) -> None:
+    client = StubClient(says("x" * 100, waits_after=3))
+    with on_a_port(client, model_dir) as address, connect(address) as connection:
+        connection.sendall(request({"messages": HELLO, "stream": True}) * 3)
+        connection.recv(100)
+        connection.close()
+        until(lambda: client.running == 0)
+        assert len(client.asks) == 1
+
+
+@pytest.mark.parametrize("body", [b"", b"POST /x HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"])
+def test_what_is_no_http_is_refused_behind_the_answers_before_it(
+    model_dir: Path, body: bytes
+) -> None:
+    with on_a_port(StubClient(says("Hi")), model_dir) as address, connect(address) as connection:
+        connection.sendall(request({"messages": HELLO}) * 2 + body + b"\0\r\n\r\n")
+        found = b"".join(iter(lambda: connection.recv(65536), b""))
+        assert found.count(b'"finish_reason":"stop"') == 2
+        assert found.count(b"HTTP/1.1 ") == 3
+        assert b"HTTP/1.1 400 " in found
+
+
 def test_hazard_a16_a_client_whose_time_is_over_is_gone_before_it_comes_again(
     model_dir: Path,
 ) -> None:
