@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext.errors import (
     ConfigError,
-    EngineDeadError,
     PhotonError,
     QueueFull,
-    RequestError,
     describe,
 )
 from photon_ext.sampling import SamplingParams
@@ -339,16 +337,16 @@ def _told(error: Exception) -> PhotonError:
     if isinstance(error, PhotonError):
         return error
     _LOG.error("a request failed by a fault of the engine", exc_info=error)
-    return RequestError(f"the engine failed at this request: {describe(error)}")
+    return PhotonError(f"the engine failed at this request: {describe(error)}; try again")
 
 
 def _refused(number: int, error: PhotonError) -> Refused:
     message = str(error)
     if isinstance(error, QueueFull):
         return Refused(number, "busy", message)
-    if isinstance(error, EngineDeadError):
-        return Refused(number, "gone", message)
-    return Refused(number, "bad", message, _param_of(message))
+    if isinstance(error, ValueError):
+        return Refused(number, "bad", message, _param_of(message))
+    return Refused(number, "gone", message)  # nothing that the client could mend
 
 
 def _param_of(message: str) -> str | None:

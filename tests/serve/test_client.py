@@ -175,7 +175,9 @@ def test_a_wrong_ask_is_refused_by_name(
 def test_a_fault_of_the_engine_ends_the_request_at_which_it_came(
     home: LocalHome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ended the thread for all clients, and with it the engine's process."""
+    """It ended the thread for all clients, and with it the engine's process; then it was told as a
+    wrong request.
+    """
 
     def fault(*asked: object, **options: object) -> None:
         raise MemoryError("planted")
@@ -183,7 +185,7 @@ def test_a_fault_of_the_engine_ends_the_request_at_which_it_came(
     async def test(client: EngineClient) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(home.engine, "submit", fault)
-            with pytest.raises(BadAsk, match="planted"):
+            with pytest.raises(EngineGone, match="planted"):
                 await client.generate(Ask((1,)))
         async with await client.generate(Ask((1,), {"max_new_tokens": 1})) as generation:
             assert [one async for deltas in generation for one in deltas][-1].end is not None
