@@ -28,14 +28,16 @@ PTX := $(addprefix tests/test_portable_code.py::,\
 	test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache)
 # In a browser, which `make test-page` installs.
 PAGE := tests/serve/http/page
+# Have packages of their own, in another environment.
+GATEWAYS := tests/gateways
 # Engines beside ours, a process each.
 PEERS := tests/benchmarks/test_peers.py
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 EMULATED_MODELS = $(EMULATED) $(BIN)/python -m pytest -q -m "emulated and not gpu" \
 	tests/models tests/engine tests/runtime tests/testing
 
-.PHONY: demo test test-all test-emulated test-ptx test-peers test-page test-search test-clients \
-	test-gpu gpu sanitize bench-gpu build emulator lint format clean
+.PHONY: demo test test-all test-emulated test-ptx test-peers test-page test-gateways test-search \
+	test-clients test-gpu gpu sanitize bench-gpu build emulator lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -49,7 +51,7 @@ test test-all test-emulated: export MALLOC_MMAP_MAX_ = 0
 test test-all test-emulated: export MALLOC_TRIM_THRESHOLD_ = 4000000000
 test: build emulator
 	@.ci/test $(BIN)/python $(BESIDE) --ignore=$(PEERS) \
-	  -- $(addprefix --ignore=,$(BESIDE) $(PAGE)) --deselect $(PTX)
+	  -- $(addprefix --ignore=,$(BESIDE) $(PAGE) $(GATEWAYS)) --deselect $(PTX)
 
 # What `make test` leaves out and a change should pass: few of the cases of ops that it leaves to
 # `make test-emulated`, what reads the compiler's PTX, the engines beside ours, and 5,000 requests
@@ -85,6 +87,11 @@ test-peers: build
 test-page: build
 	@.ci/browser $(BIN)/python
 	$(BIN)/python -m pytest -q $(PAGE)
+
+# smg and Ray Serve in front of servers: two to four minutes, and 600 MB of packages.
+test-gateways: build
+	@.ci/gateways $(BIN)/python build/gateways
+	PYTHONPATH=$(CURDIR) build/gateways/bin/python -m pytest -q $(GATEWAYS)
 
 # Searches for what goes wrong, with SEARCH times as many examples as `make test` gives them.
 test-search: build

@@ -42,7 +42,7 @@ ROOMS = {
     "serve": ENGINE | {"serve"},
     "bench": {"", "errors", "bench"},
     "cli": ENGINE | {"bench", "cli", "serve"},
-    "examples": ENGINE | {"examples"},
+    "examples": ENGINE | {"examples", "serve"},
     "__main__": {"cli"},
     "": ENGINE,
 }

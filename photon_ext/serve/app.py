@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
 
 from photon_ext import __version__
 from photon_ext.serve.contract import Client
@@ -47,7 +46,7 @@ _EVENT = {"type": "object", "properties": {"data": _STRING, "event": _STRING}, "
 _EVENTS = {"text/event-stream": {"schema": _EVENT}}  # of each event
 
 
-def make_app(client: Client, settings: ServeSettings) -> ASGIApp:
+def make_app(client: Client, settings: ServeSettings) -> Gate:
     """The app that serves one model over HTTP.
 
     Its lifespan reads the tokenizer; until that is done, and the engine is ready, all but /health

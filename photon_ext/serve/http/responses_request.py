@@ -136,7 +136,7 @@ class StreamFields(Fields):
 
 
 class ResponsesRequest(Fields):
-    """OpenAI's fields."""
+    """OpenAI's fields, and behind them those of this engine."""
 
     model: str | None = None
     input: str | Many[AnyItem] = Field(min_length=1)
@@ -167,6 +167,12 @@ class ResponsesRequest(Fields):
     truncation: Annotated[Any, NotTaken("disabled")] = None
     service_tier: Annotated[Any, NotTaken("auto", "default")] = None
 
+    # gateways add these
+    top_k: int | None = row_field("top_k", least=-1)
+    min_p: float | None = row_field("min_p")
+    repetition_penalty: float | None = row_field("repetition_penalty")
+    priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX)
+
     def chat(self, tokenizer: Tokenizer) -> ChatRequest:
         """The chat that is asked for. Raises ValidationError."""
         choice = self.tool_choice
@@ -182,6 +188,10 @@ class ResponsesRequest(Fields):
                 "max_completion_tokens": self.max_output_tokens,
                 "temperature": self.temperature,
                 "top_p": self.top_p,
+                "top_k": self.top_k,
+                "min_p": self.min_p,
+                "repetition_penalty": self.repetition_penalty,
+                "priority": self.priority,
                 "tools": [tool.told() for tool in self.tools or ()] or None,
                 "tool_choice": named,
                 "parallel_tool_calls": self.parallel_tool_calls,

@@ -39,6 +39,18 @@ def test_a_response(client: Any, engine: StubClient) -> None:
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
 
 
+def test_fields_of_sampling_that_gateways_add_are_honoured(client: Any, engine: StubClient) -> None:
+    """smg adds all of these, neutral where a request has none."""
+    neutral = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "priority": 0}
+    client.responses.create(model="stub", input="Hi", store=False, extra_body=neutral)
+    given = {"top_k": 3, "min_p": 0.5, "repetition_penalty": 1.25, "priority": 7}
+    client.responses.create(model="stub", input="Hi", store=False, extra_body=given)
+    first, second = engine.asks
+    assert (first.params["top_k"], first.priority) == (0, 0)
+    assert second.priority == given.pop("priority")
+    assert given.items() <= second.params.items()
+
+
 @pytest.mark.parametrize("cut", [1, 3, 1000])
 def test_thoughts_text_and_calls_are_items(client: Any, engine: StubClient, cut: int) -> None:
     engine.script = says(THINKS, cuts=(cut,))
