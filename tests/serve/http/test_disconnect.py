@@ -59,6 +59,19 @@ def test_hazard_a10_a_client_that_leaves_within_its_body_asks_nothing(model_dir:
         assert client.asks == []
 
 
+def resting(value: Callable[[], int]) -> Callable[[], bool]:
+    """Whether it has not changed for half a second, while somebody asks."""
+    last = value(), time.monotonic()
+
+    def rests() -> bool:
+        nonlocal last
+        if value() != last[0]:
+            last = value(), time.monotonic()
+        return time.monotonic() - last[1] > 0.5
+
+    return rests
+
+
 def test_hazard_a11_a_reader_that_stalls_holds_a_bounded_buffer(model_dir: Path) -> None:
     """Its answer goes on, but nothing is taken from the engine before the socket takes more."""
     client = StubClient(says("x" * 30_000, stops=False))
@@ -67,10 +80,8 @@ def test_hazard_a11_a_reader_that_stalls_holds_a_bounded_buffer(model_dir: Path)
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.sendall(request({"messages": HELLO, "stream": True}))
         until(lambda: client.running == 1)
-        time.sleep(0.5)
-        taken = client.given
-        time.sleep(0.3)
-        assert client.given == taken < 30_000
+        until(resting(lambda: client.given))
+        assert client.given < 30_000
         assert httpx2.get(f"{address}/health").status_code == 200
         stalled.close()
         until(lambda: client.running == 0)
