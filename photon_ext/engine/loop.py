@@ -306,6 +306,7 @@ class EngineLoop:
             self._tell_listeners(request, request.materialized - known)
             if request.done:
                 ended.append(request)
+                self._meter.requests.add(request.life(delivery.sequence.admitted))
         if self._fresh is not None:
             for request in self._queue.read.copy():
                 request.wake()

@@ -15,6 +15,7 @@ from photon_ext.checks import check_seconds
 from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
 from photon_ext.engine.token_feed import TokenFeed
+from photon_ext.observe.request_meter import Life
 from photon_ext.sampling.answer_text import MadeText, StoppedText, TextReader
 
 if TYPE_CHECKING:
@@ -104,6 +105,12 @@ class Request(TokenFeed):
         self._wakers: set[Waker] = set()
         # apart from them, so that a token wakes nobody who waits for the end
         self._end_wakers: set[Waker] = set()
+
+    def life(self, admitted: float | None) -> Life:
+        """What the meter counts of it, at its end. `admitted`: when it first got a row."""
+        assert self.end is not None
+        times = self.submitted, admitted, self.first_time, self.end.time
+        return Life(self.end.reason.value, *times, self.prompt_tokens, self.materialized)
 
     @property
     def done(self) -> bool:

@@ -11,9 +11,10 @@ import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext.observe.request_meter import Counts, RequestMeter
 from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
 
@@ -71,6 +72,8 @@ class MeterSnapshot:
         window_s: seconds that the rates are over, at most WINDOW_S while the engine works.
         steps_per_s, tokens_per_s: in the window.
         rows_per_step: mean batch of the window's steps, zombies included; 0 without any.
+        requests_ended: how many requests have ended, by why (see Output).
+        request_histograms: how long they took, by what was counted (see request_meter.BOUNDS).
     """
 
     device: str
@@ -114,6 +117,8 @@ class MeterSnapshot:
     steps_per_s: float
     tokens_per_s: float
     rows_per_step: float
+    requests_ended: dict[str, int] = field(default_factory=dict)
+    request_histograms: dict[str, Counts] = field(default_factory=dict)
 
     @property
     def host_us(self) -> dict[str, float]:
@@ -218,6 +223,7 @@ class Meter:
         first = _Sample(self._begin_ns, 0, 0, 0)
         self._samples = deque([first], maxlen=1 + round(WINDOW_S / SAMPLE_S))
         self._next_ns = self._begin_ns if enabled else 1 << 63
+        self.requests = RequestMeter()
 
     def turn(self) -> None:
         """A turn of the loop begins, with admission; now and then keeps a sample of counters."""
@@ -290,6 +296,8 @@ class Meter:
             steps_per_s=in_window / seconds,
             tokens_per_s=(tokens - since.tokens) / seconds,
             rows_per_step=(rows - since.rows) / in_window if in_window else 0.0,
+            requests_ended=self.requests.ends(),
+            request_histograms=self.requests.histograms(),
         )
 
     def gaps_us(self, since: int = 0) -> list[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
@@ -185,6 +186,7 @@ class Scheduler(Generic[Sink]):
         self.stats.prompt_tokens += len(row.prompt_ids)
         self.stats.prefix_hit_tokens += grant.cached
         if not sequence.preemptions:
+            sequence.admitted = time.perf_counter()
             sequence.sink.cached_tokens = grant.cached
             self.stats.device_constraints += sequence.automaton is not None
             self.stats.host_constraints += sequence.constraint is not None

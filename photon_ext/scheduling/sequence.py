@@ -62,6 +62,7 @@ class Sequence(Generic[Sink]):
         priority: the higher, the sooner, under a policy that looks at it.
         deadline: when it ends at the latest, in seconds of `time.monotonic`; infinite: never.
         arrived: when it came, in seconds of `time.monotonic`.
+        admitted: when it first got a row, in seconds of `time.perf_counter`; None: it has not yet.
         key: its place in the policy's order.
         automaton: a constraint that the device keeps; None: it has none.
         automaton_begin: where it lies on the device, while a row holds it.
@@ -81,6 +82,7 @@ class Sequence(Generic[Sink]):
     deadline: float = math.inf
     adapter: Adapter | None = None
     arrived: float = field(default_factory=time.monotonic)
+    admitted: float | None = None
     key: Key = ()
     automaton: TokenAutomaton | None = None
     automaton_begin: int = 0

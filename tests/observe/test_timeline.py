@@ -243,7 +243,7 @@ names = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
 print(names, "matplotlib" in sys.modules, "prometheus_client" in sys.modules)
 """
     done = run_script(program)
-    expected = "['photon_ext.observe.meter'] False False"
+    expected = "['photon_ext.observe.request_meter', 'photon_ext.observe.meter'] False False"
     assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from photon_ext.observe.meter import MeterSnapshot
+from photon_ext.observe.request_meter import RequestMeter
 from photon_ext.serve.contract import (
     Ask,
     Busy,
@@ -25,6 +26,8 @@ STATS: dict[str, Any] = {
     **{field.name: 0 for field in fields(MeterSnapshot)},
     "device": "cpu",
     "host_s": {"launch": 0.5},
+    "requests_ended": {"stop": 3, "cancelled": 1},
+    "request_histograms": RequestMeter().histograms(),
     "step_gap_us": None,
     "step_gap_p99_us": 7.0,
     "tokens": 5,

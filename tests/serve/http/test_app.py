@@ -67,8 +67,20 @@ def test_metrics_have_the_names_that_dashboards_know(model_dir: Path) -> None:
     ):
         assert f"{name}{label} {value}\n" in text
     assert 'photon_step_gap_seconds{quantile="0.99"} 7e-06\n' in text
+    assert 'vllm:request_success_total{finished_reason="abort",model_name="stub"} 1.0\n' in text
     client = StubClient(says("Hi"), state="gone")
     assert got(model_dir, "/metrics", client).status_code == 503
+
+
+def test_the_dashboard_asks_for_what_is_told(model_dir: Path) -> None:
+    told = set(re.findall(r"^([a-z0-9_:]+)", got(model_dir, "/metrics").text, re.MULTILINE))
+    dashboard = json.loads((Path(photon_ext.__file__).parent / "serve/grafana.json").read_text())
+    targets = [target for panel in dashboard["panels"] for target in panel["targets"]]
+    asked = {name for one in targets for name in re.findall(r"(?:vllm:|photon_)\w+", one["expr"])}
+    assert len(asked) > 20
+    assert asked <= told
+    assert all(one["datasource"]["uid"] == "${datasource}" for one in targets)
+    assert {one["name"] for one in dashboard["templating"]["list"]} == {"datasource", "model"}
 
 
 def test_a_tokenizer_that_cannot_be_read_is_not_ready(
