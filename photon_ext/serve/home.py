@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from photon_ext.serve.settings import EngineSettings
@@ -59,15 +60,26 @@ class LocalHome:
 
         self.engine, self.card = open_engine(model, options, adapters or {})
         self.hub = Hub(self.engine, self.card, None)
+        self.hub.crashed = self._crash
+        self._theirs: list[socket.socket] = []
+        self._why = ""
         self.hub.start()
 
     def client_socket(self) -> socket.socket:
         ours, theirs = socket.socketpair()
+        self._theirs.append(theirs)
         self.hub.connect(theirs)
         return ours
 
     def why(self) -> str:
-        return ""
+        return self._why
+
+    def _crash(self, why: str) -> None:
+        """Clients learn of it as of a process that has ended."""
+        self._why = why
+        for sock in self._theirs:
+            with suppress(OSError):  # it is closed
+                sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.hub.close()

@@ -609,23 +609,22 @@ def test_a_fault_at_the_tokens_of_a_step_ends_the_engine(
 ) -> None:
     """A listener that raises hears no more: its clients would wait for ever."""
     home = LocalHome(model, {"device": "cpu", "max_rows": 2})
-    crashes: list[str] = []
-    home.hub.crashed = crashes.append
 
     def fault(router: TokenRouter, output: object) -> None:
         raise RuntimeError("planted")
 
-    async def test(client: EngineClient) -> None:
+    async def test() -> None:
+        client = EngineClient(home.client_socket(), home)
+        await client.ready()
         with monkeypatch.context() as planted:
             planted.setattr(TokenRouter, "__call__", fault)
-            await client.generate(Ask((1,), LONG))
-            await asyncio.to_thread(until, lambda: crashes)
+            with pytest.raises(EngineGone, match=r"could not be handed on: .*planted"):
+                await tokens(await client.generate(Ask((1,), LONG)))
 
     try:
-        run(home, test)
+        asyncio.run(test())
     finally:
         home.close()
-    assert "planted" in crashes[0]
 
 
 def test_random_traffic_leaves_nothing_behind(home: LocalHome) -> None:
