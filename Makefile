@@ -88,7 +88,7 @@ test-page: build
 	@.ci/browser $(BIN)/python
 	$(BIN)/python -m pytest -q $(PAGE)
 
-# smg and Ray Serve in front of servers: two to four minutes, and 600 MB of packages.
+# smg and Ray Serve in front of servers: three minutes on two cores, and 600 MB of packages.
 test-gateways: build
 	@.ci/gateways $(BIN)/python build/gateways
 	PYTHONPATH=$(CURDIR) build/gateways/bin/python -m pytest -q $(GATEWAYS)

@@ -70,25 +70,26 @@ class Stream:
 
 
 class Load:
-    """Short requests on a few threads, one after the other, until the block is left.
+    """Requests on a few threads, one after the other, until the block is left.
 
     Attributes:
-        told: a status for each, or how its connection broke.
+        told: 200 for each whole answer, or what came instead, or how its connection broke.
     """
 
-    def __init__(self, port: int, threads: int = 3) -> None:
+    def __init__(self, port: int, threads: int = 3, tokens: int = 5) -> None:
         self.told: list[int | str] = []
-        self._port = port
+        self._port, self._tokens = port, tokens
         self._ends = threading.Event()
         self._threads = [threading.Thread(target=self._run) for _ in range(threads)]
 
     def _run(self) -> None:
         while not self._ends.is_set():
             try:
-                response = post(self._port, max_tokens=5)
+                response = post(self._port, max_tokens=self._tokens)
                 told = json.loads(response.read())
-                whole = response.status != 200 or told["usage"]["completion_tokens"] == 5
-                self.told.append(response.status if whole else str(told))
+                ok = response.status == 200
+                whole = ok and told["usage"]["completion_tokens"] == self._tokens
+                self.told.append(200 if whole else str(told))
             except (OSError, HTTPException, ValueError) as error:
                 self.told.append(repr(error))
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateways.load import Load, Stream, free_port, is_served, post
-from tests.serve.processes import ROOT, kill, until
+from tests.gateways.load import LONG, Load, Stream, free_port, is_served, post
+from tests.serve.processes import ROOT, STARTS_WITHIN_S, kill, until
 
 AUTOSCALING = {
     "min_replicas": 1,
@@ -101,8 +101,8 @@ def test_replicas_come_with_the_queue_and_a_killed_one_loses_its_own_requests_al
     port: int,
 ) -> None:
     assert len(engines()) == 1
-    with Load(port, threads=8):
-        until(lambda: serving() == 2, 60)
+    with Load(port, threads=8, tokens=LONG):
+        until(lambda: serving() == 2, STARTS_WITHIN_S)
     with Load(port) as load:
         until(lambda: len(load.told) > 20)
         streams = [Stream(port) for _ in range(8)]
@@ -113,7 +113,7 @@ def test_replicas_come_with_the_queue_and_a_killed_one_loses_its_own_requests_al
         assert set(whole) == {True, False}, whole
         done = len(load.told)
         until(lambda: len(load.told) > done + 20)
-        until(lambda: len(engines()) == 2 == serving(), 60)  # another one in its place
+        until(lambda: len(engines()) == 2 == serving(), STARTS_WITHIN_S)  # another one in its place
     assert kept.items() <= engines().items()
     assert len(load.failed) <= 3, load.failed  # one of each thread was there
     with Load(port) as load:
@@ -126,5 +126,5 @@ def test_an_engine_that_dies_ends_its_replica_and_another_comes(port: int) -> No
     before = engines()
     replica, engine = next(iter(before.items()))
     kill(engine)
-    until(lambda: replica not in engines() and len(engines()) == 2 == serving(), 60)
+    until(lambda: replica not in engines() and len(engines()) == 2 == serving(), STARTS_WITHIN_S)
     assert all(one == replica or one in engines() for one in before)
