@@ -197,3 +197,22 @@ def test_the_engine_is_not_imported_until_it_is_used(run: Run) -> None:
         "'numpy' in sys.modules)"
     )
     assert out.split() == ["False", "True", "False"]
+
+
+def test_hazard_g1_a_torch_that_cannot_load_the_ops_is_named(run: Run) -> None:
+    out = run(
+        """
+import torch
+
+def load_library(path):
+    raise OSError("undefined symbol: x")
+
+torch.ops.load_library = load_library
+try:
+    import photon_ext
+except ImportError as error:
+    print(error)
+"""
+    )
+    assert "cannot be loaded by torch " in out
+    assert "undefined symbol: x; torch 2.11 or newer is needed" in out

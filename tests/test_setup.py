@@ -118,7 +118,7 @@ def test_every_source_is_in_the_table(build: ModuleType) -> None:
     assert named == {path for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")}
 
 
-def test_a_source_has_its_own_architectures(
+def test_hazard_g2_a_source_has_code_for_all_gpus_that_run_it(
     build: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stems = {path.stem for path in ROOT.glob("csrc/cuda/*/*.cu")}
