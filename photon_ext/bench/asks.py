@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from photon_ext.errors import ConfigError, shown
 
 SIGMA = 0.9  # of lognormal lengths
-_LENGTHS = re.compile(r"(\d+)(?:-(\d+))?(?::(\d+))?")
+_LENGTHS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?(?::(\d{1,9}))?")
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child")
 
 

@@ -21,6 +21,8 @@ from photon_ext.bench.asks import Ask, Endpoint
 from photon_ext.errors import shortened
 
 _MOST_ERROR = 65536  # bytes of an error's body that are kept
+_MOST_EVENT = 1 << 20  # bytes of an event
+_MOST_TOKENS = 1 << 53
 
 
 @dataclass
@@ -120,13 +122,18 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
+        if self._done is None or self._done.done():
+            self.close()  # nobody has asked
+            return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(f"this is no HTTP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self.usable = False
+        if self._told_end:  # a body without a length ends with its connection
+            self._end()
         self._fail("the connection was closed before the end")
 
     def on_body(self, data: bytes) -> None:
@@ -138,6 +145,8 @@ class Connection(asyncio.Protocol):
         for event in events:
             if event.startswith(b"data:"):
                 self._take(event[5:].strip())
+        if len(self._rest) > _MOST_EVENT:
+            self._fail(f"an event in the stream has more than {_MOST_EVENT} bytes")
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -156,16 +165,20 @@ class Connection(asyncio.Protocol):
         elif answer.times and b'"completion_tokens"' not in event and b'"error"' not in event:
             answer.times.append(self._now)
         else:
-            self._read(json.loads(event))
+            try:
+                self._read(json.loads(event))
+            except (ValueError, TypeError, AttributeError, RecursionError):
+                self._fail(f"the server sends events of another shape: {_message(event)}")
 
     def _read(self, event: dict[str, Any]) -> None:
         answer, usage = self._answer, event.get("usage")
         if event.get("error"):
             self._fail(f"in the stream: {_message(json.dumps(event).encode())}")
         if usage:
-            answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-        for choice in event.get("choices", ()):
-            delta = choice.get("delta", {"content": True})  # a completion's has its text beside
+            answer.tokens = _count(usage.get("completion_tokens"))
+            answer.prompt_tokens = _count(usage.get("prompt_tokens"))
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta", {"content": True}) or {}  # a completion's text is beside it
             if any(value for name, value in delta.items() if name != "role"):
                 answer.times.append(self._now)
 
@@ -180,6 +193,13 @@ class Connection(asyncio.Protocol):
             self._done.set_result(None)
 
 
+def _count(value: object) -> int | None:
+    """Of tokens. ValueError: it is none."""
+    if value is None or (type(value) is int and 0 <= value < _MOST_TOKENS):
+        return value
+    raise ValueError(value)
+
+
 def _message(body: bytes) -> str:
     """Of an error's body, in OpenAI's shape or another."""
     text = body.decode(errors="replace")
@@ -187,6 +207,6 @@ def _message(body: bytes) -> str:
         error = json.loads(text)
         while isinstance(error, dict):
             error = error.get("error") or error.get("message") or error.get("detail") or text
-    except ValueError:
+    except (ValueError, RecursionError):
         error = text
     return shortened(" ".join(str(error).split()))

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from photon_ext.bench.asks import Endpoint, Lengths, Traffic
 from photon_ext.bench.figures import Figures, Spread
 from photon_ext.bench.run import Clients
 from photon_ext.checks import check_count
 from photon_ext.cli.remote_server import RemoteServer
-from photon_ext.cli.terminal import complain, say
+from photon_ext.cli.terminal import complain, printable, say
 from photon_ext.errors import ConfigError, PhotonError, shown
 
 FAILED = 1
@@ -51,6 +52,8 @@ class Run(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code: 1 where a request has failed."""
     runs, traffic = _runs(arguments), _traffic(arguments)
+    if arguments.json is not None:
+        _check_place(arguments.json)
     plot = _plot(arguments.plot) if arguments.plot is not None else None
     endpoint = _endpoint(arguments)
     processes = arguments.clients or min(MOST_CLIENTS, max(1, (os.cpu_count() or 1) // 2))
@@ -83,7 +86,7 @@ def _runs(arguments: argparse.Namespace) -> list[Run]:
 
 
 def _number(name: str, text: str) -> int:
-    if not text.isdecimal():
+    if not (text.isdecimal() and len(text) < 10):
         raise ConfigError(f"{name} has {shown(text)}; give whole numbers, with commas between")
     return check_count(name, int(text), 65536)
 
@@ -123,8 +126,8 @@ def _try(clients: Clients, traffic: Traffic) -> None:
     (answer,) = clients.run([ask], 1, lambda ended: None).answers
     if answer.error is not None:
         raise PhotonError(
-            f"the server refuses a first request: {answer.error}. Prompts of words: --text; ids of "
-            "a small vocabulary: --ids; without ignore_eos: --any-length"
+            f"the server refuses a first request: {printable(answer.error)}. Prompts of words: "
+            "--text; ids of a small vocabulary: --ids; without ignore_eos: --any-length"
         )
 
 
@@ -150,7 +153,7 @@ def _progress() -> Iterator[Any]:
 
 def _tell(endpoint: Endpoint, found: dict[Run, Figures]) -> None:
     title = f"{endpoint.model} at {endpoint.url}; milliseconds: median / 99th percentile"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
     for name in ("", "requests", "failed", "tokens/s", "first token", "a token", "whole answer"):
         table.add_column(name, justify="right" if name else "left")
     for one, figures in found.items():
@@ -173,7 +176,7 @@ def _shown(spread: Spread) -> str:
 
 def _warnings(figures: Figures) -> Iterator[str]:
     for why, count in figures.failed.items():
-        yield f"{count} of {figures.requests} failed: {why}"
+        yield f"{count} of {figures.requests} failed: {printable(why)}"
     if figures.short:
         yield f"{figures.short} answers are shorter than asked: the model ended them"
     if figures.uncounted:
@@ -181,6 +184,13 @@ def _warnings(figures: Figures) -> Iterator[str]:
     if figures.client_busy > BUSY:
         share = f"{100 * figures.client_busy:.0f} %"
         yield f"a client process was busy for {share} of the time; give more by --clients"
+
+
+def _check_place(path: str) -> None:
+    """Before minutes of work, whether a file can be written there. Raises ConfigError."""
+    file = Path(path)
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(f"--json {path} cannot be written; name a file to write")
 
 
 def _write(path: str, endpoint: Endpoint, traffic: Traffic, found: dict[Run, Figures]) -> None:

@@ -52,14 +52,14 @@ def test_failures_and_short_answers_are_told(capsys: pytest.CaptureFixture[str])
     def reply(body: dict[str, Any]) -> Reply:
         which = next(number)  # the first is the one that is tried
         if which == 2:
-            return refused("503 No", json.dumps({"error": {"message": "try later"}}))
+            return refused("503 No", json.dumps({"error": {"message": "\x1b[2Jtry later"}}))
         return [None] if which == 4 else streamed(text_event("a"), tokens=1 if which % 2 else 4)
 
     with serving(reply) as url:
         given = "--streams", "1", "--requests", "8"
         code, _, err = run(capsys, "bench", url, *SHORT, *given)
     assert code == 1
-    assert "1 of 8 failed: 503: try later" in err
+    assert "1 of 8 failed: 503: \ufffd[2Jtry later" in err
     assert "1 of 8 failed: the connection was closed before the end" in err
     assert "4 answers are shorter than asked" in err
 
@@ -82,6 +82,8 @@ def test_what_a_server_refuses_is_told_once(capsys: pytest.CaptureFixture[str]) 
         (["--ids", "9-3"], "--ids is '9-3'"),
         (["--clients", "-1"], "--clients is -1"),
         (["--plot", "x.jpg"], "--plot is 'x.jpg'"),
+        (["--json", "/nowhere/x"], "--json /nowhere/x cannot be written"),
+        (["--streams", "9" * 5000], "--streams has '9"),
         (["--requests", "0"], "--requests is 0"),
     ],
 )

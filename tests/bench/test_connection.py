@@ -101,11 +101,17 @@ def test_the_first_token_of_a_chat_is_its_first_text() -> None:
         (refused("500 Oops", "<html>"), "500: <html>"),
         (refused("200 OK", ""), "the stream ended without [DONE]"),
         ([OK, chunk(text_event("a"))[:-4], None], "the connection was closed before the end"),
+        ([b"HTTP/1.1 101 S\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"], "101: "),
         ([b"SSH-2.0\r\n\r\n"], "this is no HTTP"),
         (
             [OK, chunk(text_event("a") + event({"error": {"message": "gone"}}))],
             "in the stream: gone",
         ),
+        ([OK, chunk(event({"choices": "abc"}))], "the server sends events of another shape"),
+        ([OK, chunk(event([1]))], "the server sends events of another shape"),
+        ([OK, chunk(event("{no"))], "the server sends events of another shape: {no"),
+        ([OK, chunk(event({"usage": {"completion_tokens": "5"}}))], "the server sends events of"),
+        ([OK, chunk("data: " + "x" * (1 << 20))], "an event in the stream has more than"),
         ([OK, chunk(text_event("a")), 5.0], "no whole answer within 0.2 s"),
     ],
 )
@@ -113,6 +119,14 @@ def test_a_failure_says_why(reply: Reply, why: str) -> None:
     (answer,), usable = asked(lambda body: reply, timeout_s=0.2)
     assert answer.error is not None
     assert answer.error.startswith(why)
+    assert not usable
+
+
+def test_a_body_without_a_length_ends_with_its_connection() -> None:
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    told = event({"choices": None}) + text_event("a") + event("[DONE]")
+    (answer,), usable = asked(lambda body: [head, told.encode(), None])
+    assert (answer.error, answer.tokens, len(answer.times)) == (None, None, 1)
     assert not usable
 
 
