@@ -20,6 +20,7 @@ import httptools
 from photon_ext.bench.asks import Ask, Endpoint
 from photon_ext.errors import shortened
 
+_INFORMS = 100, 102, 103  # the answer is to follow
 _MOST_ERROR = 65536  # bytes of an error's body that are kept
 _MOST_EVENT = 1 << 20  # bytes of an event
 _MOST_TOKENS = 1 << 53
@@ -150,6 +151,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status in _INFORMS:
+            return
         if status != 200:
             self._fail(f"{status}: {_message(self._rest)}")
         elif not self._told_end and self._answer.error is None:

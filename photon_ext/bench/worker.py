@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -79,6 +81,7 @@ async def _run(task: dict[str, Any], begins: TextIO) -> None:
     await worker.connect()
     _say({"ready": True})
     begin = json.loads(await asyncio.to_thread(begins.readline))
+    threading.Thread(target=_end_with, args=(begins,), daemon=True).start()
     gc.collect()
     gc.freeze()  # prompts are not looked through while it is measured
     saying = asyncio.ensure_future(_progress(worker))
@@ -94,6 +97,12 @@ async def _progress(worker: Worker) -> None:
     while True:
         await asyncio.sleep(_PROGRESS_S)
         _say({"ended": worker.ended})
+
+
+def _end_with(parent: TextIO) -> None:
+    """Nobody is left to ask for, once it has ended."""
+    parent.read()
+    os._exit(1)
 
 
 def _say(value: dict[str, Any]) -> None:

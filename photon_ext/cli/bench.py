@@ -136,11 +136,18 @@ def _try(clients: Clients, traffic: Traffic) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Any]:
-    """Gives what begins a run's bar, and returns what moves it; on a terminal alone."""
+    """Gives what begins a run, and returns what is told how many requests have ended: a bar on a
+    terminal, and elsewhere a line for each run.
+    """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda name, total: lambda ended: None
+
+        def say_run(name: str, total: int) -> Any:
+            complain(f"{name}: {total} requests")
+            return lambda ended: None
+
+        yield say_run
         return
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bars:
 

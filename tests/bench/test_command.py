@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 
 from tests.bench.server import Reply, refused, serving, streamed, text_event
 from tests.cli.command import run
+from tests.serve.processes import is_alive, until
 
 SHORT = "--model", "m", "--answer", "4", "--prompt", "3-9", "--clients", "2"
 
@@ -26,7 +29,7 @@ def test_runs_of_streams(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     with serving(four) as url:
         files = "--json", str(found), "--plot", str(plot)
         code, out, err = run(capsys, "bench", url, *SHORT, "--streams", "1,3", *files)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "1 stream: 4 requests\n3 streams: 12 requests\n")
     assert "3 streams" in out
     one, three = json.loads(found.read_text())["runs"]
     assert (one["requests"], three["requests"]) == (4, 12)
@@ -41,7 +44,7 @@ def test_runs_by_the_clock(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(four) as url:
         given = "--rate", "200,burst", "--requests", "20", "--chat"
         code, out, err = run(capsys, "bench", url + "/v1/", *SHORT, *given)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "200/s: 20 requests\nburst: 20 requests\n")
     assert "200/s" in out
     assert "burst" in out
 
@@ -100,3 +103,21 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 2
     assert "cannot be reached" in err
     assert err.count("\n") == 1
+
+
+def test_clients_end_with_their_parent() -> None:
+    """However it ends."""
+    program = "import sys; from photon_ext.cli import main; sys.exit(main(sys.argv[1:]))"
+    with serving(lambda body: [*streamed(text_event("a"), tokens=4)[:2], 30.0]) as url:
+        given = [url, *SHORT, "--timeout", "30"]
+        parent = subprocess.Popen([sys.executable, "-c", program, "bench", *given])
+        until(lambda: children_of(parent.pid))
+        clients = children_of(parent.pid)
+        parent.kill()
+        parent.wait()
+        until(lambda: not any(map(is_alive, clients)))
+
+
+def children_of(pid: int) -> list[int]:
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [*map(int, listed.read_text().split())] if listed.exists() else []

@@ -56,6 +56,12 @@ def test_tokens_are_those_of_the_usage_and_times_those_of_events_with_text() -> 
     assert usable
 
 
+def test_what_only_informs_is_no_answer() -> None:
+    informs = b"HTTP/1.1 100 Continue\r\n\r\n"
+    (answer,), usable = asked(lambda body: [informs, *streamed(text_event("a"), tokens=1)])
+    assert (answer.error, answer.tokens, usable) == (None, 1, True)
+
+
 def test_what_is_asked() -> None:
     bodies = []
 
