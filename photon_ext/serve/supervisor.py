@@ -349,6 +349,7 @@ class Supervisor:
             assert self._http is not None
             self._state = State.DRAINING
             self._deadline = time.monotonic() + self._http.drain_s
+            self._beat = None  # what was said before is not what has to be drained
             self._http.socket.close()
             for worker in self._workers:
                 worker.due = None

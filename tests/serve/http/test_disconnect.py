@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import httpx2
 import pytest
 
 from tests.serve.http.server import CHAT, HELLO, on_a_port, says
-from tests.serve.http.stub import StubClient
+from tests.serve.http.stub import CARD, StubClient
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -74,14 +75,17 @@ def resting(value: Callable[[], int]) -> Callable[[], bool]:
 
 def test_hazard_a11_a_reader_that_stalls_holds_a_bounded_buffer(model_dir: Path) -> None:
     """Its answer goes on, but nothing is taken from the engine before the socket takes more."""
-    client = StubClient(says("x" * 30_000, stops=False))
+    length = 100_000  # more events than the buffers of both sockets take
+    card = replace(CARD, max_len=2 * length)
+    client = StubClient(says("x" * length, stops=False), card)
     with on_a_port(client, model_dir) as address:
         stalled = connect(address)
         stalled.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stalled.sendall(request({"messages": HELLO, "stream": True}))
         until(lambda: client.running == 1)
         until(resting(lambda: client.given))
-        assert client.given < 30_000
+        assert client.running == 1
+        assert client.given < length
         assert httpx2.get(f"{address}/health").status_code == 200
         stalled.close()
         until(lambda: client.running == 0)
