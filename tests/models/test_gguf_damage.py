@@ -17,7 +17,7 @@ from photon_ext.models.loading.gguf_file import GgufFile
 from photon_ext.models.loading.loader import load_model
 from tests.forked import run_script
 from tests.models.tiny import tiny_model
-from tests.models.tiny_gguf import write_tiny_gguf
+from tests.models.tiny_gguf import TOKENS, write_tiny_gguf
 
 # Parts of the fields that the package's reader makes.
 ARRAY_COUNT, VALUE = 4, 3
@@ -106,6 +106,36 @@ def test_a_lying_count_of_tensors_keys_or_characters(
     message = refused(path)
     assert f"({value} {what} at byte " in message
     assert "where the file has room for " in message
+
+
+def text_place(path: Path, token: int) -> int:
+    """Where the length of a token's text stands in the file."""
+    field = metadata(path, "tokenizer.ggml.tokens")
+    return int(field.offset + sum(each.nbytes for each in field.parts[: field.data[token] - 1]))
+
+
+def overwrite(path: Path, place: int, new: bytes) -> None:
+    content = bytearray(path.read_bytes())
+    content[place : place + len(new)] = new
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("token", [0, len(TOKENS) - 1], ids=["first", "last"])
+@pytest.mark.parametrize("length", [2**32, 2**63, 2**64 - 1])
+def test_a_lying_length_of_a_text(length: int, token: int, path: Path) -> None:
+    place = text_place(path, token)
+    overwrite(path, place, length.to_bytes(8, "little"))
+    assert (
+        f"({length} bytes of a text at byte {place + 8}, where the file has room for "
+        in refused(path)
+    )
+
+
+def test_a_text_that_is_not_utf_8(path: Path) -> None:
+    place = text_place(path, 4) + 8
+    overwrite(path, place, b"\xff")
+    message = refused(path)
+    assert f"(text 4 of an array, at byte {place}: 'utf-8' codec can't decode byte 0xff" in message
 
 
 @pytest.mark.parametrize("shift", [-32, 1, 4, 32, 2**64 - 32], ids=str)
@@ -205,3 +235,18 @@ def test_arrays_of_numbers_and_strings_are_read_whole(path: Path) -> None:
     assert ours == {key: field.contents() for key, field in theirs.items()}
     assert isinstance(ours["tokenizer.ggml.token_type"][0], int)
     assert not isinstance(ours["tokenizer.ggml.token_type"], np.ndarray)
+
+
+@pytest.mark.parametrize("order", list(gguf.GGUFEndian))
+def test_texts_of_either_order_of_bytes_empty_and_in_arrays_of_arrays(
+    order: gguf.GGUFEndian, tmp_path: Path
+) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama", endianess=order)
+    writer.add_array("some.texts", ["", "é", "a" * 300])
+    writer.add_array("some.lists", [["a", "b"], ["", "c"]])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    fields = GgufFile(tmp_path / "m.gguf").fields
+    assert fields["some.texts"] == ["", "é", "a" * 300]
+    assert fields["some.lists"] == ["a", "b", "", "c"]

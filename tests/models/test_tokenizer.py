@@ -362,3 +362,12 @@ def test_gguf_begin_of_text_and_whole_word_rules(tmp_path: Path) -> None:
     assert on.encode("ab") == [0, ab]
     assert on.encode("ab", add_special_tokens=False) == [ab]
     assert on.decode([0, ab, blank_ab, 1]) == "ab ab"
+
+
+def test_ids_without_token() -> None:
+    """Between tokens, and behind the last one, which was added."""
+    backend = Backend(models.BPE({"a": 0, "b": 1, "d": 4}, []))
+    backend.add_special_tokens(["<end>"])
+    tokenizer = Tokenizer(backend, {}, None, "a test")
+    assert tokenizer.token_id("<end>") == 3
+    assert tokenizer.ids_without_token(7) == [2, 5, 6]

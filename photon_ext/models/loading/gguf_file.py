@@ -51,9 +51,7 @@ class GgufFile:
         self._check_version(version)
         try:
             reader = GgufReader(path)
-            self.fields: Mapping[str, Any] = {
-                key: field.contents() for key, field in reader.fields.items()
-            }
+            self.fields: Mapping[str, Any] = reader.metadata()
         except (
             Exception
         ) as error:  # the reader indexes its memory map: damage shows as whatever numpy raises

@@ -42,6 +42,10 @@ class GgufReader(GGUFReader):  # type: ignore[misc]
         self._check_count("elements", int(count), offset, np.dtype(dtype).itemsize)
         return super()._get(offset, dtype, count, override_order)
 
+    def metadata(self) -> dict[str, Any]:
+        """Values by key: numbers, texts, and lists of either."""
+        return {key: _value(field) for key, field in self.fields.items()}
+
     def _check_count(self, what: str, count: int, offset: int, least: int) -> None:
         """Refuses a count of entries, of `least` bytes each, that the file has no room for."""
         most = max(len(self.data) - offset, 0) // least
@@ -74,8 +78,7 @@ class GgufReader(GGUFReader):  # type: ignore[misc]
             )
         if element is GGUFValueType.STRING:
             size, texts = self._texts(start, int(count[0]))
-            parts, places = [kind, count, *texts], [*range(2, 2 + len(texts))]
-            return _ARRAY_BYTES + size, parts, places, [GGUFValueType.ARRAY, element]
+            return _ARRAY_BYTES + size, [kind, count, texts], [2], [GGUFValueType.ARRAY, element]
         if dtype is None:
             return super()._get_field_parts(orig_offs, raw_type)
         values = self._get(
@@ -88,22 +91,27 @@ class GgufReader(GGUFReader):  # type: ignore[misc]
             [GGUFValueType.ARRAY, element],
         )
 
-    def _texts(self, start: int, count: int) -> tuple[int, list[memoryview]]:
-        """Bytes of an array of texts, and the bytes of each. The package takes seconds for the
-        hundred thousand of a vocabulary.
+    def _texts(self, start: int, count: int) -> tuple[int, list[str]]:
+        """Bytes of an array of texts, and the texts. The package takes seconds for the hundred
+        thousand of a vocabulary; views of their bytes would be as many objects for the garbage
+        collector to follow.
         """
         memory, swapped = memoryview(self.data), self.byte_order == "S"
         length = Struct(">Q" if swapped == (sys.byteorder == "little") else "<Q").unpack_from
         texts, begin = [], start
-        for _ in range(count):
-            if begin + _STRING_BYTES > len(memory):
-                self._check_count("bytes of a length", _STRING_BYTES, begin, 1)
-            (size,) = length(memory, begin)
-            begin += _STRING_BYTES
-            if begin + size > len(memory):
-                self._check_count("bytes of a text", size, begin, 1)
-            texts.append(memory[begin : begin + size])
-            begin += size
+        try:
+            for _ in range(count):
+                if begin + _STRING_BYTES > len(memory):
+                    self._check_count("bytes of a length", _STRING_BYTES, begin, 1)
+                (size,) = length(memory, begin)
+                begin += _STRING_BYTES
+                end = begin + size
+                if end > len(memory):
+                    self._check_count("bytes of a text", size, begin, 1)
+                texts.append(str(memory[begin:end], "utf-8"))
+                begin = end
+        except UnicodeDecodeError as error:
+            raise ValueError(f"text {len(texts)} of an array, at byte {begin}: {error}") from error
         return begin - start, texts
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:
@@ -132,6 +140,13 @@ class GgufReader(GGUFReader):  # type: ignore[misc]
                 "alignment"
             )
         super()._build_tensors(start_offs, fields)
+
+
+def _value(field: ReaderField) -> Any:
+    """Arrays of arrays come flat, as the package has them."""
+    if field.types[0] is GGUFValueType.ARRAY and field.types[-1] is GGUFValueType.STRING:
+        return [text for place in field.data for text in field.parts[place]]
+    return field.contents()
 
 
 def _tensor_bytes(field: ReaderField, name: str) -> int:

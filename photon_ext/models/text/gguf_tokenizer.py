@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from gguf import TokenType
 from tokenizers import (
@@ -71,8 +72,7 @@ def gguf_backend(file: GgufFile) -> Tokenizer:
 
 def _backend(fields: ConfigReader, rules: _PreTokenizer) -> Tokenizer:
     tokens = _texts(fields, "tokenizer.ggml.tokens")
-    split = (merge.partition(" ") for merge in _texts(fields, "tokenizer.ggml.merges"))
-    merges = [(left, right) for left, _, right in split]
+    merges = _Merges(_texts(fields, "tokenizer.ggml.merges"))
     ids = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.BPE(ids, merges, ignore_merges=rules.ignore_merges))
     if rules.nfc:
@@ -89,6 +89,30 @@ def _backend(fields: ConfigReader, rules: _PreTokenizer) -> Tokenizer:
             single=[bos, "$A"], special_tokens=[(bos, bos_id)]
         )
     return backend
+
+
+class _Merges(Sequence[tuple[str, str]]):
+    """What merges, pair by pair as it is asked for: all pairs at once would start the garbage
+    collector, which takes as long as the rest.
+    """
+
+    def __init__(self, texts: list[str]) -> None:
+        """`texts`: of two tokens each, with a blank between."""
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _pair(self._texts[index])
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return map(_pair, self._texts)
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
 
 
 def _texts(fields: ConfigReader, key: str) -> list[str]:

@@ -266,8 +266,8 @@ class Tokenizer:
         """Of a model's `vocab` ids those that this tokenizer has no token for: models have more
         rows than tokens, so that sizes are round.
         """
-        known = set(self._backend.get_vocab(with_added_tokens=True).values())
-        return [token for token in range(vocab) if token not in known]
+        name = self._backend.id_to_token
+        return [token for token in range(vocab) if name(token) is None]
 
     def _special_id(self, token: str | None) -> int | None:
         return None if token is None else self.token_id(token)
