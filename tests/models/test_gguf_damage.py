@@ -138,6 +138,14 @@ def test_a_text_that_is_not_utf_8(path: Path) -> None:
     assert f"(text 4 of an array, at byte {place}: 'utf-8' codec can't decode byte 0xff" in message
 
 
+@pytest.mark.parametrize("merge", [b"a q", b"aqb"], ids=["unknown", "no pair"])
+def test_a_merge_that_does_not_fit_the_vocabulary(merge: bytes, path: Path) -> None:
+    place = path.read_bytes().index((3).to_bytes(8, "little") + b"a b") + 8
+    overwrite(path, place, merge)
+    with pytest.raises(ModelError, match="vocabulary and merges do not fit together"):
+        load_model(path)
+
+
 @pytest.mark.parametrize("shift", [-32, 1, 4, 32, 2**64 - 32], ids=str)
 def test_tensors_lie_one_behind_the_other(shift: int, path: Path) -> None:
     name = in_order(path)[1]
