@@ -101,6 +101,7 @@ def _figures(entry: dict[str, Any]) -> list[str]:
         "long": "{model} long d{depth} {wall_s:.1f} s, {active_share:.1%} active",
         "peer": "{peer} B{batch} {ms_per_step:.3g} ms",
         "layers": "{model} B{batch} {way} {share:.0%}",
+        "quality": "{model} {format} perplexity {perplexity:.4g}",
         "schemas": "{model} T{temperature} {counts} {passed}",
         "cell": "{model} {load} {title} {rate}/s {tokens_per_s:.0f} tok/s",
     }.get(entry.get("what", ""))

@@ -97,6 +97,11 @@ LADDER = {
     **{"allocations": "allocations_per_step", "tokens equal": "{tokens_equal} of {tokens}"},
 }
 
+QUALITY = {
+    **{"format": "format", "KL mean": "kl[mean]", "KL p99": "kl[p99]", "same top 1": "{top1:.1%}"},
+    **{"perplexity": "{perplexity:.2f}", "MiB/step": "step_mib", "ms/step": "ms_per_step"},
+}
+
 
 def tables_of(data: Entry) -> list[Table]:
     """The tables of a result. Raises ValueError for a benchmark that has none."""
@@ -151,6 +156,16 @@ def _kernels(data: Entry) -> Iterator[Table]:
 
 def _peers(data: Entry) -> Iterator[Table]:
     yield from _by_model(_of(data, "peer"), PEERS)
+
+
+def _quality(data: Entry) -> Iterator[Table]:
+    """By model, format by format; the first is what the others are compared with."""
+    measured = _of(data, "quality")
+    for model in dict.fromkeys(entry["model"] for entry in measured):
+        own = [entry for entry in measured if entry["model"] == model]
+        told = [f"{own[0]['tokens']} tokens; KL in nats, from {own[0]['reference']}"]
+        told += dict.fromkeys(entry["remark"] for entry in own if entry["remark"])
+        yield Table.of(model, own, QUALITY, told)
 
 
 def _by_model(entries: list[Entry], columns: dict[str, str]) -> Iterator[Table]:
@@ -228,6 +243,7 @@ TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "kernels": _kernels,
     "objects": _modes,
     "peers": _peers,
+    "quality": _quality,
     "schemas": _schemas,
     "traffic": _traffic,
 }

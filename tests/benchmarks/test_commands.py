@@ -40,6 +40,7 @@ COMMANDS = {
     "objects": f"{SMALL} --rows 4",
     "constraints": f"{SMALL} --rows 1 --callable-us 200",
     "floor": "--device cpu --gib 0.01",
+    "quality": f"{TINY} --tokens 40",
 }
 NO_TABLES = {"floor"}
 NAMES = sorted(
@@ -107,6 +108,12 @@ CHECKS: dict[str, Callable[[dict[str, Any]], bool]] = {
     ),
     "long": lambda e: 0 < e["active_share"] < 1,
     "cell": lambda e: e["requests"] == 5 and e["ttft_ms"]["p50"] <= e["ttft_ms"]["p99"],
+    "quality": lambda e: (
+        e["tokens"] == 40
+        and 200 < e["perplexity"] < 300
+        and (e["ms_per_step"] is not None) == (e["format"] in ("float32", "bfloat16"))
+        and ("kl" not in e or 0 < e["kl"]["mean"] <= e["kl"]["p99"] < 0.01)
+    ),
     "objects": lambda e: {mode["split"] for mode in e["modes"].values()} == {0},
     "constraints": lambda e: (
         {name for name, mode in e["modes"].items() if mode["split"] > 0}

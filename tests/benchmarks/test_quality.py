@@ -1,0 +1,250 @@
+"""Quality of weight formats: the measures by hand, logits of a text, and what a format changes."""
+
+from __future__ import annotations
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import quality
+from benchmarks.common.divergence import divergence, perplexity
+from benchmarks.common.formats import FORMATS, in_format
+from benchmarks.common.logits import text_logits
+from benchmarks.common.models import TINY
+from benchmarks.common.result import BenchmarkError, read_runs
+from photon_ext import reference
+from photon_ext.errors import ConfigError
+from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups, int4_values
+from photon_ext.models.shapes import in_fp8
+from photon_ext.models.weights import DecoderWeights, random_weights, weight_slots, without_ids
+from tests.conftest import skip_without_smollm2
+
+IDS = [(11 * i + i // 7) % TINY.vocab for i in range(50)]
+TINY_LONG, CPU = replace(TINY, max_positions=4096), torch.device("cpu")
+ROW = torch.tensor([[0.5, 0.5], [0.25, 0.75]]).log()
+
+
+@pytest.fixture
+def weights() -> DecoderWeights:
+    """Of TINY, so large that tokens matter."""
+    made = random_weights(TINY, torch.float32)
+    for name, slot in weight_slots(made):
+        if not name.endswith("norm.weight"):
+            slot.mul_(8)
+    return made
+
+
+# --- measures -------------------------------------------------------------------------------------
+
+
+def test_equal_logits_do_not_diverge() -> None:
+    logits = torch.randn(150, 40, generator=torch.Generator().manual_seed(3))
+    assert divergence(logits, logits.clone()) == {"kl": {"mean": 0.0, "p99": 0.0}, "top1": 1.0}
+
+
+def test_a_divergence_that_is_computed_by_hand() -> None:
+    """Of (1/2, 1/2) from (1/4, 3/4), in both directions; the last two rows are equal."""
+    forth = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    back = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    expected, found = ROW[[0, 1, 1, 1]], ROW[[1, 0, 1, 1]] + 5.0
+    measured = divergence(expected, found)
+    assert measured["kl"]["mean"] == pytest.approx((forth + back) / 4, rel=1e-6)
+    assert back < measured["kl"]["p99"] < forth
+    assert measured["top1"] == 0.5
+
+
+def test_the_99th_percentile_is_that_of_tokens() -> None:
+    expected, found = ROW[[1] * 201], ROW[[0] * 2 + [1] * 199]
+    one = 0.25 * math.log(1 / 2) + 0.75 * math.log(3 / 2)
+    assert divergence(expected, found)["kl"]["p99"] == 0
+    found[2] = ROW[0]
+    assert divergence(expected, found)["kl"]["p99"] == pytest.approx(one, rel=1e-6)
+
+
+def test_tokens_that_never_come_add_nothing() -> None:
+    never = torch.full((2, 1), -torch.inf)
+    measured = divergence(torch.cat((ROW, never), 1), torch.cat((ROW, never), 1))
+    assert measured["kl"] == {"mean": 0.0, "p99": 0.0}
+
+
+def test_logits_that_cannot_be_compared_are_refused() -> None:
+    with pytest.raises(BenchmarkError, match=r"\[2, 2\] and \[1, 2\] are not of the same text"):
+        divergence(ROW, ROW[:1])
+    with pytest.raises(BenchmarkError, match="token 1 are not numbers"):
+        divergence(ROW, torch.tensor([[0.0, 0.0], [torch.nan, 0.0]]))
+
+
+def test_the_perplexity_of_equal_chances_is_their_number() -> None:
+    assert perplexity(torch.zeros(200, 131), [7 * i % 131 for i in range(200)]) == pytest.approx(
+        131
+    )
+
+
+def test_each_token_is_foretold_by_the_ones_before_it() -> None:
+    """1/4, then 1/2; what follows the last one is not known."""
+    logits = torch.stack((ROW[1], ROW[0], torch.tensor([-torch.inf, 0.0])))
+    assert perplexity(logits, [1, 0, 0]) == pytest.approx(math.sqrt(8))
+    sure = torch.full((4, 9), -torch.inf).scatter(1, torch.tensor([[1], [2], [3], [4]]), 0.0)
+    assert perplexity(sure, [0, 1, 2, 3]) == 1
+
+
+# --- logits of a text -----------------------------------------------------------------------------
+
+
+def test_logits_of_a_text_are_those_of_transformers(weights: DecoderWeights) -> None:
+    pytest.importorskip("transformers")
+    from benchmarks.common.checkpoint import transformers_model
+
+    with torch.no_grad():
+        expected = transformers_model(TINY, weights)(torch.tensor([IDS])).logits[0]
+    assert float(expected.std()) > 0.5
+    torch.testing.assert_close(text_logits(TINY, weights, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 49, 50, 300])
+def test_logits_of_a_text_do_not_depend_on_its_steps(
+    chunk: int, weights: DecoderWeights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.common.logits.HEAD", 16)
+    whole = text_logits(TINY, weights, IDS)
+    parts = text_logits(TINY, weights, IDS, chunk)
+    assert parts.dtype is torch.float32
+    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_a_text_that_is_too_long_is_refused(weights: DecoderWeights) -> None:
+    with pytest.raises(ConfigError, match="max_len is 50 and the model was made for 49 positions"):
+        text_logits(replace(TINY, max_positions=49), weights, IDS)
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def test_a_format_in_a_dtype_is_all_of_the_model_in_it(weights: DecoderWeights) -> None:
+    weights = without_ids(weights, [5])
+    made = in_format("bfloat16", TINY, weights)
+    assert made.as_stored
+    assert made.weights.tied
+    assert made.step_bytes == weights.bytes_per_step // 2
+    pairs = zip(weights.tensors(), made.weights.tensors(), strict=True)
+    assert all(torch.equal(before.bfloat16(), after) for before, after in pairs)
+    assert in_format("float32", TINY, weights).weights is weights
+
+
+def linears(weights: DecoderWeights) -> list[torch.Tensor]:
+    """Of the layers, then the head."""
+    layers = [one for block in weights.layers for one in block.projections().values()]
+    return [one.weight.data for one in (*layers, weights.head)]
+
+
+def as_fp8(weight: torch.Tensor) -> torch.Tensor:
+    return reference.dequantized(*fp8_rows(weight))
+
+
+def as_int4(weight: torch.Tensor) -> torch.Tensor:
+    return int4_values(*int4_groups(weight, 64 if weight.shape[1] == 64 else 32))
+
+
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize(("form", "stored"), [("fp8", as_fp8), ("int4", as_int4)])
+def test_a_rounded_format_has_the_values_of_its_numbers(
+    form: str,
+    stored: Callable[[torch.Tensor], torch.Tensor],
+    head: bool,
+    weights: DecoderWeights,
+) -> None:
+    made = in_format(form + "+head" * head, TINY, weights)
+    before, after = linears(weights), linears(made.weights)
+    for one, other in zip(before[:-1], after[:-1], strict=True):
+        assert torch.equal(stored(one), other)
+        assert not torch.equal(one, other)
+    assert torch.equal(stored(before[-1]) if head else before[-1], after[-1])
+    assert made.weights.embedding is weights.embedding
+    assert not made.as_stored
+
+
+def test_bytes_of_a_step_are_those_of_the_stored_numbers(weights: DecoderWeights) -> None:
+    """TINY: a layer has q, k, v and o of 64 x 128 + 64 x 64 numbers, gate, up and down of 3 x 64 x
+    96; the rest, all norms and the head, is in 16 bits.
+    """
+    matrices = ((128, 64), (64, 64), (192, 64), (64, 96))
+    numbers = TINY.layers * sum(n * k for n, k in matrices)
+    rows = TINY.layers * sum(n for n, _ in matrices)
+    rest = 2 * (weights.bytes_per_step // 4 - numbers)
+    assert in_format("fp8", TINY, weights).step_bytes == rest + numbers + 4 * rows
+    groups = rows + TINY.layers * 2 * 64  # 96 columns are three groups, and all others one
+    made = in_format("int4", TINY, weights)
+    assert made.step_bytes == rest + numbers // 2 + 2 * groups
+    assert made.remark == "int4: groups of 32 where k is 96"
+    head = 256 * 64
+    with_head = in_format("int4+head", TINY, weights).step_bytes
+    assert with_head == made.step_bytes - 2 * head + head // 2 + 2 * 256
+
+
+def test_fewer_bits_are_further_off(weights: DecoderWeights) -> None:
+    expected = text_logits(TINY, weights, IDS)
+    means = [
+        divergence(expected, text_logits(TINY, in_format(form, TINY, weights).weights, IDS))
+        for form in ("float32", "bfloat16", "fp8", "int4")
+    ]
+    found = [one["kl"]["mean"] for one in means]
+    assert found[0] == 0
+    assert 0 < 4 * found[1] < 2 * found[2] < found[3]
+
+
+def test_weights_that_no_format_takes_are_refused(weights: DecoderWeights) -> None:
+    config = in_fp8(TINY)
+    stored = random_weights(config, torch.bfloat16)
+    with pytest.raises(BenchmarkError, match=r"stored as torch\.float8_e4m3fn already"):
+        in_format("int4", config, stored)
+    config = replace(TINY, intermediate=100)
+    with pytest.raises(BenchmarkError, match="a weight has 100 columns, which no group of"):
+        in_format("int4", config, random_weights(config, torch.float32))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def test_the_text_is_of_the_length_that_figures_name() -> None:
+    skip_without_smollm2()
+    ids = quality.text_ids("smollm2", TINY_LONG, quality.TEXT, None, CPU)
+    assert len(ids) == 2357
+    assert quality.text_ids("smollm2", TINY_LONG, quality.TEXT, 100, CPU) == ids[:100]
+    short = replace(TINY_LONG, max_positions=64)
+    assert quality.text_ids("smollm2", short, quality.TEXT, None, CPU) == ids[:64]
+
+
+def test_a_text_of_one_token_is_refused(tmp_path: Path) -> None:
+    skip_without_smollm2()
+    (tmp_path / "a.txt").write_text("a")
+    with pytest.raises(BenchmarkError, match=r"a\.txt has 1 tokens of smollm2; give 2 or more"):
+        quality.text_ids("smollm2", TINY_LONG, tmp_path / "a.txt", None, CPU)
+
+
+def test_a_format_that_cannot_be_made_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.jsonl"
+    monkeypatch.setattr("benchmarks.common.formats.GROUPS", (128,))
+    given = f"--model tiny --device cpu --tokens 20 --formats int4,fp8 --no-speed --json {path}"
+    assert quality.main(given.split()) == 1
+    (run,) = read_runs(path)
+    assert [(entry["format"], entry["status"]) for entry in run["entries"]] == [
+        ("float32", "ok"),
+        ("int4", "failed"),
+        ("fp8", "ok"),
+    ]
+    assert run["entries"][2]["ms_per_step"] is None
+
+
+def test_options_that_name_nothing_are_refused(tmp_path: Path) -> None:
+    assert quality.formats(",".join(FORMATS)) == list(FORMATS)
+    with pytest.raises(ArgumentTypeError, match="'int3' is no format; give some of bfloat16, "):
+        quality.formats("fp8,int3")
+    with pytest.raises(ArgumentTypeError, match=r"none\.txt' cannot be read as text"):
+        quality.text_file(str(tmp_path / "none.txt"))
