@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL_PACKAGES = (
+    "compressed_tensors",
     "fastapi",
     "gguf",
     "httptools",

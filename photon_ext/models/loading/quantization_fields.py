@@ -1,0 +1,96 @@
+"""What all readers of a `quantization_config` need: refusals, names of modules, and the fields
+around the weights that compressed-tensors has whatever their format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from photon_ext.errors import ModelError, shown
+from photon_ext.models.loading.config_reader import ConfigReader
+
+HEAD = "lm_head"
+_READABLE = (
+    'readable are plain weights, GGUF files, quant_method "fp8" with weight_block_size [128, 128], '
+    '"gptq" (bits 4, desc_act false) and "awq" (bits 4, version "gemm") with a group_size of a '
+    'multiple of 32 or -1, and "compressed-tensors" with format "float-quantized" (fp8 weights; '
+    'strategy "tensor", "channel" or "block") or "pack-quantized" (int4 weights; strategy "group" '
+    'or "channel")'
+)
+
+
+class CompressedWeights(NamedTuple):
+    """What compressed-tensors says of the weights.
+
+    Attributes:
+        format: of the files, such as "pack-quantized"; as it stands there, and so maybe no text.
+        weights: the fields of their scheme.
+        left_out: modules that are stored plain: regular expressions that match the whole of their
+            names.
+    """
+
+    format: Any
+    weights: ConfigReader
+    left_out: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """As a refusal names it."""
+        bits = f"{shown(self.weights.get('type'))} of {shown(self.weights.get('num_bits'))} bits"
+        return f"compressed-tensors with format {shown(self.format)} and weights of type {bits}"
+
+
+def compressed_weights(config: ConfigReader, source: str) -> CompressedWeights:
+    """Of a `quantization_config`. ModelError: not all linears are stored alike, or more than
+    weights is.
+    """
+    names = config.keys("config_groups")
+    groups = config.object("config_groups")
+    if groups is None or len(names) != 1:
+        refuse(
+            source, f"compressed-tensors with config_groups {shown(names)}, more or less than one"
+        )
+    group = groups.object(names[0])
+    weights = None if group is None else group.object("weights")
+    if group is None or weights is None:
+        refuse(source, f"compressed-tensors without weights in {names[0]}")
+    if group.items("targets") != ["Linear"]:
+        refuse(source, f"compressed-tensors with targets {shown(group.items('targets'))}")
+    for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        other = config.object(key)
+        if other is not None and other.get("format") != "dense":
+            refuse(source, f"compressed-tensors with {key}")
+    patterns = [
+        f"(?:{name[3:]}).*" if name.startswith("re:") else re.escape(name)
+        for name in module_names(config, "ignore")
+    ]
+    left_out = expressions(patterns, "ignore", source)
+    return CompressedWeights(group.get("format") or config.get("format"), weights, left_out)
+
+
+def module_names(config: ConfigReader, key: str) -> list[str]:
+    """A list of texts; empty where the key is absent."""
+    names = config.items(key)
+    if not all(isinstance(name, str) for name in names):
+        config.refuse(key, "a list of names")
+    return names
+
+
+def expressions(patterns: Sequence[str], key: str, source: str) -> tuple[str, ...]:
+    """The patterns that were made of the names of a key. ModelError: one is none."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ModelError(
+                f"{source}: quantization_config.{key} comes to {shown(pattern)}, which is no "
+                f"regular expression ({error}); the file is damaged"
+            ) from error
+    return tuple(patterns)
+
+
+def refuse(source: str, what: str) -> NoReturn:
+    """ModelError that names how weights are stored, and what can be read."""
+    raise ModelError(f"{source}: the weights are stored as {what}, which is not read; {_READABLE}")
