@@ -5,8 +5,7 @@
 Over a fixed text (random ids for random weights): the KL divergence of what follows each token from
 what the reference says, the share of tokens after which both say the same, and the perplexity of
 the text. Beside them the bytes of weights that a decode step reads, and ms per step of one stream
-through the engine. In fp8 and int4 weights are rounded to nearest, and run with the kernels of
-plain ones: they have the quality of the format, and no speed.
+through the engine. In fp8 and int4 weights are rounded to nearest and run as stored.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.weights import DecoderWeights
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 ON_GPU = {"model": ["qwen3-0.6b"]}
@@ -52,36 +50,35 @@ class Bench:
         self, name: str, dtype: torch.dtype, device: torch.device, args: Namespace
     ) -> None:
         self._name, self._args = name, args
-        self._config, self._weights = open_model(name, dtype, device)
+        self._config, self._weights = open_model(name, dtype, device, "none")
         self._ids = text_ids(name, self._config, args.text, args.tokens, device)
         self._expected: torch.Tensor | None = None
 
     def reference(self) -> dict[str, Any]:
         """What all formats are compared with; measured first."""
-        weights = self._weights
-        self._expected = self._logits(weights)
-        return self._figures(Candidate(weights, weights.bytes_per_step, True), self._expected)
+        candidate = Candidate(self._config, self._weights)
+        self._expected = self._logits(candidate)
+        return self._figures(candidate, self._expected)
 
     def compare(self, form: str) -> dict[str, Any]:
         """One of FORMATS."""
         assert self._expected is not None
         candidate = in_format(form, self._config, self._weights)
-        found = self._logits(candidate.weights)
+        found = self._logits(candidate)
         return {**self._figures(candidate, found), **divergence(self._expected, found)}
 
-    def _logits(self, weights: DecoderWeights) -> torch.Tensor:
-        return text_logits(self._config, weights, self._ids, self._args.chunk)
+    def _logits(self, candidate: Candidate) -> torch.Tensor:
+        return text_logits(*candidate, self._ids, self._args.chunk)
 
     def _figures(self, candidate: Candidate, logits: torch.Tensor) -> dict[str, Any]:
         speed: float | None = None
-        if candidate.as_stored and not self._args.no_speed:
-            speed = through_engine(self._config, candidate.weights, 1, False)["ms_per_step"]
+        if not self._args.no_speed:
+            speed = through_engine(*candidate, 1, False)["ms_per_step"]
         return {
             "tokens": len(self._ids),
             "perplexity": perplexity(logits, self._ids),
-            "step_mib": candidate.step_bytes / 2**20,
+            "step_mib": candidate.weights.bytes_per_step / 2**20,
             "ms_per_step": speed,
-            "remark": candidate.remark,
         }
 
 
@@ -143,9 +140,9 @@ def main(given: list[str] | None = None) -> int:
     options = cli.parser(__doc__.splitlines()[0])
     add = options.add_argument
     cli.models_option(options)
-    told = "of the reference, and of what a format leaves as it is"
+    told = "of the reference, which is not rounded"
     add("--dtype", choices=cli.DTYPES, default="float32", help=told)
-    default = "bfloat16,fp8,fp8+head,int4,int4+head"
+    default = "bfloat16,fp8,int4"
     add("--formats", type=formats, default=default, help=f"some of {', '.join(FORMATS)}")
     add("--text", type=text_file, default=TEXT, help="a file; default: benchmarks/data/quality.txt")
     add("--tokens", type=cli.positive_integer, help="of the text; default: all")

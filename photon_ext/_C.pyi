@@ -269,6 +269,9 @@ class Gpu:
 def hopper_unsupported(gpu: Gpu) -> str | None:
     """Why it runs no Hopper kernel; None: it does."""
 
+def weight_formats() -> dict[str, tuple[int, int, int]]:
+    """By name: the number that ops know it by, and columns and bytes of a block."""
+
 def plan_linear(
     gpu: Gpu,
     op: str,

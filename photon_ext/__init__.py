@@ -79,6 +79,8 @@ if TYPE_CHECKING:
         from_callable,
         set_ids,
     )
+    from photon_ext.weight import Weight
+    from photon_ext.weight_format import WeightFormat
 
 __version__ = "0.1.0"
 
@@ -119,6 +121,8 @@ _LAZY = {
     "StepTensors": "photon_ext.runtime",
     "Stream": "photon_ext._C",
     "StreamEvent": "photon_ext.engine",
+    "Weight": "photon_ext.weight",
+    "WeightFormat": "photon_ext.weight_format",
     "from_allowed_ids": "photon_ext.sampling",
     "from_callable": "photon_ext.sampling",
     "cpu_isa": "photon_ext._library",
@@ -167,6 +171,8 @@ __all__ = [
     "StepTensors",
     "Stream",
     "StreamEvent",
+    "Weight",
+    "WeightFormat",
     "cpu_isa",
     "from_allowed_ids",
     "from_callable",

@@ -47,6 +47,7 @@ from torch.autograd import forward_ad
 
 from photon_ext import _C, _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
 from photon_ext.layout import LINK_COLUMNS, LINK_SPARE, ROW_COLUMNS
+from photon_ext.weight import Weight
 
 if TYPE_CHECKING:
     from photon_ext.row_params import RowParams
@@ -110,6 +111,13 @@ _choose_value = _op["choose_value_"]
 _rope_append_kv = _op["rope_append_kv_"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
+
+
+def _stored(weight: Tensor | Weight) -> tuple[Tensor, tuple[Tensor | int | None, ...]]:
+    """The numbers of a weight, and what ops are given of it at their end."""
+    if isinstance(weight, Tensor):
+        return weight, ()
+    return weight.data, (weight.scale, weight.format.code, weight.zero)
 
 
 def _named_tensors(arguments: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
@@ -413,7 +421,7 @@ def row_state(
 
 
 def embedding_into(
-    out: Tensor, decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None
+    out: Tensor, decode_meta: Tensor, weight: Tensor | Weight, embeds: Tensor | None = None
 ) -> None:
     """``out[t] = weight[token of token t]``, or ``embeds[i]`` where the token is -2 - i; zeros for
     dead tokens and for ids of neither.
@@ -421,10 +429,11 @@ def embedding_into(
     Args:
         out: [T, hidden], written.
         decode_meta: int32 [T, 4].
-        weight: [vocab, hidden], contiguous.
-        embeds: [embeddings, hidden], contiguous, of the dtype of weight; None: there are none.
+        weight: [vocab, hidden], contiguous, of the dtype of out, or a :class:`photon_ext.Weight`.
+        embeds: [embeddings, hidden], contiguous, of the dtype of out; None: there are none.
     """
-    _embedding(out, decode_meta, weight, embeds)
+    numbers, stored = _stored(weight)
+    _embedding(out, decode_meta, numbers, embeds, *stored)
 
 
 def embedding(decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None) -> Tensor:
@@ -500,12 +509,11 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
 def linear_into(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = x @ weight.T + bias``, summed in float32 in an order that depends on k alone; with
     `hopper` on T, n and k, never on other tokens.
@@ -513,7 +521,9 @@ def linear_into(
     Args:
         out: [T, n], written.
         x: [T, k].
-        weight: [n, k], of the dtype of x, or float8_e4m3fn with `weight_scale`.
+        weight: [n, k], of the dtype of x, or a :class:`photon_ext.Weight`, whose numbers are
+            rounded to float32 and multiplied as such. Hopper kernels do not read one of fewer bits:
+            the portable ones run.
         bias: [n], or None.
         counts: int32 [1 or more], its first element the number of leading tokens to compute, which
             the op reads on the device; below 0 is none, above T is all. The other tokens of out
@@ -522,41 +532,35 @@ def linear_into(
             the dtype is bfloat16, k is a multiple of 64 and n of 8, and pointers and strides are
             whole 16-byte vectors.
         pdl: as in :func:`norm_linear_into`.
-        weight_scale: what the numbers of a float8_e4m3fn weight are multiplied by, float32,
-            contiguous: [n, 1], one a row; [n, ceil(k / 128)], one for each 128 columns of a row; or
-            [ceil(n / 128), ceil(k / 128)], one a block of 128 x 128. Products are summed in float32
-            within the columns of a scale, multiplied by it, and added. Hopper kernels do not read
-            such weights: the portable ones run. A NaN among the numbers (0x7f, 0xff) is not looked
-            for, and read as 480. None: the weight has the dtype of x.
     """
-    _linear(out, x, weight, bias, counts, hopper, pdl, weight_scale)
+    numbers, stored = _stored(weight)
+    _linear(out, x, numbers, bias, counts, hopper, pdl, *stored)
 
 
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
-    *,
-    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`linear_into` a new [T, n]."""
-    _refuse_gradients("linear", x, weight, bias)
-    out = x.new_empty(_size(x, 0), _size(weight, 0))
-    _linear(out, x, weight, bias, None, weight_scale=weight_scale)
+    numbers, _ = _stored(weight)
+    _refuse_gradients("linear", x, numbers, bias)
+    out = x.new_empty(_size(x, 0), _size(numbers, 0))
+    linear_into(out, x, weight, bias)
     return out
 
 
 def gemv_into(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """:func:`linear_into` of one token: x [k], weight [n, k], bias [n] or None, out [n],
-    written; `weight_scale` as there.
+    written; `weight` as there.
     """
-    _gemv(out, x, weight, bias, weight_scale)
+    numbers, stored = _stored(weight)
+    _gemv(out, x, numbers, bias, *stored)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
@@ -613,13 +617,12 @@ def norm_linear_into(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `hopper`: the bits of
     :func:`rms_norm_into` and :func:`linear_into`.
@@ -647,39 +650,36 @@ def norm_linear_into(
             call's shapes; what it holds before and after means nothing. With it, more than 64
             tokens have a Hopper kernel of their own, with the same bits. None: the weights are read
             again for each 64 tokens.
-        weight_scale: as in :func:`linear_into`.
     """
-    _norm_linear(
-        out, x, norm_weight, eps, weight, bias, counts, hopper, pdl, workspace, weight_scale
-    )
+    numbers, stored = _stored(weight)
+    _norm_linear(out, x, norm_weight, eps, numbers, bias, counts, hopper, pdl, workspace, *stored)
 
 
 def norm_linear(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`norm_linear_into` a new [T, n]."""
-    _refuse_gradients("norm_linear", x, norm_weight, weight, bias)
-    out = x.new_empty(_size(x, 0), _size(weight, 0))
-    _norm_linear(out, x, norm_weight, eps, weight, bias, None, hopper, weight_scale=weight_scale)
+    numbers, _ = _stored(weight)
+    _refuse_gradients("norm_linear", x, norm_weight, numbers, bias)
+    out = x.new_empty(_size(x, 0), _size(numbers, 0))
+    norm_linear_into(out, x, norm_weight, eps, weight, bias, None, hopper)
     return out
 
 
 def linear_residual_(
     residual: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`,
     it has the bits of :func:`linear_into`.
@@ -691,9 +691,9 @@ def linear_residual_(
         bias: [n], or None.
         counts: as in :func:`linear_into`.
         hopper, pdl: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
-        weight_scale: as in :func:`linear_into`.
     """
-    _linear_residual(residual, x, weight, bias, counts, hopper, pdl, weight_scale)
+    numbers, stored = _stored(weight)
+    _linear_residual(residual, x, numbers, bias, counts, hopper, pdl, *stored)
 
 
 def norm_swiglu_into(
@@ -701,13 +701,12 @@ def norm_swiglu_into(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    gate_up_weight: Tensor,
+    gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the
     first half of a gated MLP.
@@ -725,20 +724,20 @@ def norm_swiglu_into(
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
         hopper, pdl, workspace: as in :func:`norm_linear_into`, k being hidden.
-        weight_scale: as in :func:`linear_into`, of gate_up_weight.
     """
+    numbers, stored = _stored(gate_up_weight)
     _norm_swiglu(
         out,
         x,
         norm_weight,
         eps,
-        gate_up_weight,
+        numbers,
         bias,
         counts,
         hopper,
         pdl,
         workspace,
-        weight_scale,
+        *stored,
     )
 
 
@@ -746,30 +745,27 @@ def norm_swiglu(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    gate_up_weight: Tensor,
+    gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`norm_swiglu_into` a new [T, intermediate]."""
-    _refuse_gradients("norm_swiglu", x, norm_weight, gate_up_weight, bias)
-    out = x.new_empty(_size(x, 0), _size(gate_up_weight, 0) // 2)
-    _norm_swiglu(
-        out, x, norm_weight, eps, gate_up_weight, bias, None, hopper, weight_scale=weight_scale
-    )
+    numbers, _ = _stored(gate_up_weight)
+    _refuse_gradients("norm_swiglu", x, norm_weight, numbers, bias)
+    out = x.new_empty(_size(x, 0), _size(numbers, 0) // 2)
+    norm_swiglu_into(out, x, norm_weight, eps, gate_up_weight, bias, None, hopper)
     return out
 
 
 def swiglu_into(
     out: Tensor,
     x: Tensor,
-    gate_up_weight: Tensor,
+    gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """``out = silu(x @ gate.T) * (x @ up.T)``. Without `hopper`, the bits are those of
     :func:`linear_into` and :func:`silu_mul_into`: gate and up are rounded to the dtype.
@@ -781,16 +777,16 @@ def swiglu_into(
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
         hopper, pdl: as in :func:`linear_into`, n being intermediate.
-        weight_scale: as in :func:`linear_into`, of gate_up_weight.
     """
-    _swiglu(out, x, gate_up_weight, bias, counts, hopper, pdl, weight_scale)
+    numbers, stored = _stored(gate_up_weight)
+    _swiglu(out, x, numbers, bias, counts, hopper, pdl, *stored)
 
 
 def linear_norm_into(
     out: Tensor,
     residual: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     norm_weight: Tensor,
     eps: float,
     bias: Tensor | None = None,
@@ -798,7 +794,6 @@ def linear_norm_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """``residual += x @ weight.T + bias``, the product rounded first, then ``out =
     rms_norm(residual, norm_weight, eps)``. Without `hopper`, the bits are those of
@@ -817,13 +812,13 @@ def linear_norm_into(
             workspace.
         workspace: float32 [words], contiguous, at least :func:`linear_norm_workspace_words` of
             this call's shapes; written.
-        weight_scale: as in :func:`linear_into`.
     """
+    numbers, stored = _stored(weight)
     _linear_norm(
         out,
         residual,
         x,
-        weight,
+        numbers,
         norm_weight,
         eps,
         bias,
@@ -831,7 +826,7 @@ def linear_norm_into(
         hopper,
         pdl,
         workspace,
-        weight_scale,
+        *stored,
     )
 
 

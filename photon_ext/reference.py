@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from photon_ext.dequantize import dequantized
 from photon_ext.layout import (
     AUTOMATON_HEADER,
     DELTA_HEADER,
@@ -41,6 +42,7 @@ from photon_ext.layout import (
     SegmentFlag,
     VocabularyWord,
 )
+from photon_ext.weight import Weight
 
 _INT32_MAX = 2**31 - 1
 _U32 = 0xFFFFFFFF
@@ -616,16 +618,16 @@ def embedding(decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None)
     row = torch.where(token <= FIRST_EMBED, len(weight) + FIRST_EMBED - token, token)
     known = (decode_meta[:, Meta.LENGTH] > 0) & (row >= 0)
     known &= (token <= FIRST_EMBED) | (token < len(weight))
-    rows = weight if embeds is None else torch.cat([weight, embeds])
+    rows = weight if embeds is None else torch.cat([weight, embeds.to(weight.dtype)])
     known &= row < len(rows)
     return rows[row * known].masked_fill(~known[:, None], 0)
 
 
 def embedding_into(
-    out: Tensor, decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None
+    out: Tensor, decode_meta: Tensor, weight: Tensor | Weight, embeds: Tensor | None = None
 ) -> None:
     """As :func:`photon_ext.ops.embedding_into`: out [T, hidden] is written."""
-    out.copy_(embedding(decode_meta, weight, embeds))
+    out.copy_(embedding(decode_meta, dequantized(weight), embeds))
 
 
 def select_tokens_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
@@ -670,58 +672,42 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
 # --- linear and mlp -------------------------------------------------------------------------------
 
 
-def dequantized(weight: Tensor, scale: Tensor) -> Tensor:
-    """The float32 numbers [n, k] of a weight whose scales are as :func:`photon_ext.ops.linear_into`
-    has them: one a row, or one for each 128 columns of a row or of 128 rows.
-    """
-    (n, k), (rows, columns) = weight.shape, scale.shape
-    of_rows = scale if rows == n else scale.repeat_interleave(128, 0)[:n]
-    of_all = of_rows if columns == 1 else of_rows.repeat_interleave(128, 1)[:, :k]
-    return weight.float() * of_all
-
-
 def linear(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
-    *,
-    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.linear`: a new [T, n] of the dtype of x; PyTorch chooses the
     order of its sums.
     """
-    if weight_scale is not None:
-        weight = dequantized(weight, weight_scale)
-    total = _wide(x) @ weight.to(_wide(x).dtype).T
+    total = _wide(x) @ dequantized(weight).to(_wide(x).dtype).T
     return (total if bias is None else total + _wide(bias)).to(x.dtype)
 
 
 def linear_into(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_into`: the tokens of out [T, n] within the counts are
     written.
     """
     num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = linear(x[:num_tokens], weight, bias, weight_scale=weight_scale)
+    out[:num_tokens] = linear(x[:num_tokens], weight, bias)
 
 
 def gemv_into(
     out: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.gemv_into`: out [n] is written from x [k]."""
-    out.copy_(linear(x[None], weight, bias, weight_scale=weight_scale)[0])
+    out.copy_(linear(x[None], weight, bias)[0])
 
 
 def _leading_tokens(x: Tensor, counts: Tensor | None) -> int:
@@ -770,14 +756,13 @@ def norm_linear(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.norm_linear`: a new [T, n] of the dtype of x."""
-    return linear(rms_norm(x, norm_weight, eps), weight, bias, weight_scale=weight_scale)
+    return linear(rms_norm(x, norm_weight, eps), weight, bias)
 
 
 def norm_linear_into(
@@ -785,13 +770,12 @@ def norm_linear_into(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.norm_linear_into`: the tokens of out [T, n] within the counts are
     written.
@@ -802,26 +786,24 @@ def norm_linear_into(
         weight,
         bias,
         counts,
-        weight_scale=weight_scale,
     )
 
 
 def linear_residual_(
     residual: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_residual_`: the tokens of residual [T, n] within the
     counts are updated.
     """
     num_tokens = _leading_tokens(x, counts)
     residual[:num_tokens] = _wide(residual[:num_tokens]) + _wide(
-        linear(x[:num_tokens], weight, bias, weight_scale=weight_scale)
+        linear(x[:num_tokens], weight, bias)
     )
 
 
@@ -829,16 +811,13 @@ def norm_swiglu(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    gate_up_weight: Tensor,
+    gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     *,
     hopper: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.norm_swiglu`: a new [T, intermediate] of the dtype of x."""
-    return silu_mul(
-        norm_linear(x, norm_weight, eps, gate_up_weight, bias, weight_scale=weight_scale)
-    )
+    return silu_mul(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
 
 
 def norm_swiglu_into(
@@ -846,47 +825,41 @@ def norm_swiglu_into(
     x: Tensor,
     norm_weight: Tensor,
     eps: float,
-    gate_up_weight: Tensor,
+    gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.norm_swiglu_into`: the tokens of out [T, intermediate] within the
     counts are written.
     """
     num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = norm_swiglu(
-        x[:num_tokens], norm_weight, eps, gate_up_weight, bias, weight_scale=weight_scale
-    )
+    out[:num_tokens] = norm_swiglu(x[:num_tokens], norm_weight, eps, gate_up_weight, bias)
 
 
 def swiglu_into(
     out: Tensor,
     x: Tensor,
-    gate_up_weight: Tensor,
+    gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.swiglu_into`: the tokens of out [T, intermediate] within the counts
     are written.
     """
     num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = silu_mul(
-        linear(x[:num_tokens], gate_up_weight, bias, weight_scale=weight_scale)
-    )
+    out[:num_tokens] = silu_mul(linear(x[:num_tokens], gate_up_weight, bias))
 
 
 def linear_norm_into(
     out: Tensor,
     residual: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Weight,
     norm_weight: Tensor,
     eps: float,
     bias: Tensor | None = None,
@@ -894,13 +867,12 @@ def linear_norm_into(
     hopper: bool = False,
     pdl: bool = False,
     workspace: Tensor | None = None,
-    weight_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_norm_into`: the tokens of residual [T, n] within the counts
     are updated, those of out [T, n] written.
     """
     num_tokens = _leading_tokens(x, counts)
-    linear_residual_(residual, x, weight, bias, counts, weight_scale=weight_scale)
+    linear_residual_(residual, x, weight, bias, counts)
     out[:num_tokens] = rms_norm(residual[:num_tokens], norm_weight, eps)
 
 

@@ -256,5 +256,5 @@ def narrow(smollm2: LoadedModel) -> LoadedModel:
     from photon_ext.models.weights import random_weights
 
     sizes = {"hidden": 64, "layers": 2, "q_heads": 3, "kv_heads": 1, "intermediate": 128}
-    config = replace(smollm2.config, **sizes)
+    config = replace(smollm2.config, **sizes, quantization=None)
     return smollm2._replace(config=config, weights=random_weights(config, torch.float32))

@@ -25,6 +25,9 @@ BASE = {
     "errors",
     "layout",
     "ops",
+    "dequantize",
+    "weight",
+    "weight_format",
 }
 ENGINE = BASE | {"runtime", "sampling", "models", "scheduling", "observe", "engine"}
 # What a room may import, for types and inside functions too. Below the runtime there is one level;
@@ -49,7 +52,7 @@ ROOMS = {
 # What a folder inside models/ may import of it: nothing that runs what it makes
 MODELS = {
     "layers": {"config", "kernel_plan", "projections", "quantization", "rope", "layers"},
-    "loading": {"config", "quantization", "weights", "lora", "loading", "text"},
+    "loading": {"config", "quantization", "requantize", "weights", "lora", "loading", "text"},
     "text": {"loading", "text"},
 }
 CSRC = {

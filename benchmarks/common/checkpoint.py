@@ -13,14 +13,17 @@ import torch
 from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.options import DTYPES, device_of, parser
 from benchmarks.common.result import BenchmarkError
+from photon_ext.dequantize import dequantized
 from photon_ext.models.config import Family, ModelConfig, RopeScalingKind
-from photon_ext.models.weights import DecoderWeights, weight_slots
+from photon_ext.models.weights import DecoderWeights, other_slots, weight_modules
 
 SHARD_SIZE = "4GB"
 
 
 def transformers_model(config: ModelConfig, weights: DecoderWeights) -> Any:
-    """transformers' model around our weights, which it shares: their dtype, their device."""
+    """transformers' model around our weights, of which it shares the dense ones: their dtype, their
+    device.
+    """
     return _model(config, weights, weights.device)
 
 
@@ -60,7 +63,9 @@ def _model(config: ModelConfig, weights: DecoderWeights, device: torch.device) -
     )
     with device:
         made: Any = model_class(values)
-    slots = dict(weight_slots(weights))
+    slots = dict(other_slots(weights))
+    for name, weight in weight_modules(weights):
+        slots[f"{name}.weight"] = dequantized(weight).to(weights.dtype)
     missing, unexpected = made.load_state_dict(slots, strict=False, assign=True)
     made.tie_weights()
     if unexpected or set(missing) - {"lm_head.weight"}:

@@ -6,6 +6,7 @@ import torch
 
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loading.loader import load_model
+from photon_ext.models.requantize import requantized
 from photon_ext.models.shapes import NAMED_SHAPES, in_fp8
 from photon_ext.models.weights import DecoderWeights, random_weights
 
@@ -17,12 +18,12 @@ SHAPES = {"tiny": TINY, "small": SMALL, **NAMED_SHAPES, **FP8}
 
 
 def open_model(
-    name: str, dtype: torch.dtype | None, device: torch.device
+    name: str, dtype: torch.dtype | None, device: torch.device, quantize: str | None = None
 ) -> tuple[ModelConfig, DecoderWeights]:
     """Random weights for a name in SHAPES, made on `device` (dtype None: bfloat16), else a model
-    from disk."""
+    from disk; `quantize`: how weights lie in memory, as load_model takes it."""
     if name in SHAPES:
-        config = SHAPES[name]
+        config = requantized(SHAPES[name], quantize)
         return config, random_weights(config, dtype or torch.bfloat16, device)
-    loaded = load_model(name, dtype, device)
+    loaded = load_model(name, dtype, device, quantize)
     return loaded.config, loaded.weights

@@ -164,7 +164,6 @@ def _quality(data: Entry) -> Iterator[Table]:
     for model in dict.fromkeys(entry["model"] for entry in measured):
         own = [entry for entry in measured if entry["model"] == model]
         told = [f"{own[0]['tokens']} tokens; KL in nats, from {own[0]['reference']}"]
-        told += dict.fromkeys(entry["remark"] for entry in own if entry["remark"])
         yield Table.of(model, own, QUALITY, told)
 
 

@@ -22,18 +22,27 @@ struct EmbeddingParams {
   DType dtype;
 };
 
-// The row of the table, or of the embeddings, that a token is; null: the token is dead, or its id
-// is of neither.
-PHOTON_HOST_DEVICE inline const char* embedding_of(const EmbeddingParams& p, int64_t token_index) {
+// The row of the table that a token is; below 0: none.
+PHOTON_HOST_DEVICE inline int64_t embedding_row(const EmbeddingParams& p, int64_t token_index) {
   const int32_t* meta = p.decode_meta + token_index * kMetaColumns;
-  if (meta[kMetaLength] <= 0) return nullptr;
-  const int64_t token = meta[kMetaToken], size = size_of(p.dtype);
-  const int64_t embed = kFirstEmbed - token;
-  if (token >= 0 && token < p.weight.n)
-    return static_cast<const char*>(p.weight.data) + token * p.weight.stride * size;
-  if (embed >= 0 && embed < p.num_embeds)
-    return static_cast<const char*>(p.embeds) + embed * p.weight.k * size;
-  return nullptr;
+  const int64_t token = meta[kMetaToken];
+  return meta[kMetaLength] > 0 && token < p.weight.n ? token : -1;
+}
+
+// The embedding that a token brings along; null: none.
+PHOTON_HOST_DEVICE inline const char* own_embedding(const EmbeddingParams& p, int64_t token_index) {
+  const int32_t* meta = p.decode_meta + token_index * kMetaColumns;
+  const int64_t embed = kFirstEmbed - meta[kMetaToken];
+  if (meta[kMetaLength] <= 0 || embed < 0 || embed >= p.num_embeds) return nullptr;
+  return static_cast<const char*>(p.embeds) + embed * p.weight.k * size_of(p.dtype);
+}
+
+// Where the embedding of a token lies, of a dense table; null: the token is dead, or its id is of
+// neither.
+PHOTON_HOST_DEVICE inline const char* embedding_of(const EmbeddingParams& p, int64_t token_index) {
+  const int64_t row = embedding_row(p, token_index);
+  if (row < 0) return own_embedding(p, token_index);
+  return static_cast<const char*>(p.weight.data) + row * p.weight.stride * size_of(p.dtype);
 }
 
 }  // namespace photon

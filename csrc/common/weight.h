@@ -2,28 +2,44 @@
 #pragma once
 #include <cstdint>
 
+#include "dtype.h"
+
 namespace photon {
 
-// How the numbers of a weight lie in memory.
+// How the numbers of a weight lie in memory. From kQ4_0 on: the blocks of a GGUF file, each with
+// its scales (https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h).
 enum class WeightFormat : int32_t {
   kDense,  // rows of k elements, of the activations' dtype
   kFp8,  // rows of k e4m3 bytes (1 sign, 4 exponent and 3 mantissa bits, bias 7; no infinity), with
          // scales. A NaN (0x7f, 0xff) is read as 480: whoever loads weights looks for it
+  kInt4,  // rows of k / 2 bytes, with scales: the low four bits are the even column, and a number
+          // is (bits - zero) * scale, with zero = 8 where there are no zeros
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ4K,
+  kQ5K,
+  kQ6K,
 };
 
-constexpr int64_t kScaleBlock = 128;  // rows, and columns, of a block with one scale
+constexpr int64_t kScaleBlock = 128;  // rows, and columns, of a block of fp8 with one scale
 
-// What numbers that are stored in fewer bits are multiplied by. That of row r and column c is
-// data[r / rows * stride + c / columns].
+// What the numbers of kFp8 and kInt4 are multiplied by. That of row r and column c is
+// data[r / rows * stride + c / columns], and so is its zero.
 struct WeightScales {
-  const float* data;              // null: there are none
-  int64_t stride, rows, columns;  // rows: 1 or kScaleBlock; columns: k or kScaleBlock
+  const void* data;      // null: there are none
+  const uint8_t* zeros;  // of kInt4, or null
+  int64_t stride, rows, columns;
+  DType dtype;  // of kFp8: float32
 };
 
-// A matrix [n, k] that a step only reads.
+// A matrix [n, k] that a step only reads. A number is rounded to float32 once, before it is
+// multiplied.
 struct Weight {
   const void* data;
-  int64_t n, k, stride;  // stride: from row to row, in elements
+  int64_t n, k, stride;  // stride: from row to row, in elements of a dense weight, else in bytes
   WeightFormat format;
   WeightScales scales;
 };

@@ -1,10 +1,11 @@
-// embedding and select_tokens: copies of rows.
+// embedding and select_tokens: copies of rows, or numbers read from a table of few bits.
 #include <cstring>
 
 #include "common/embedding.h"
 #include "common/segment.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
+#include "cpu/simd/simd.h"
 
 namespace photon::cpu {
 namespace {
@@ -34,8 +35,20 @@ void copy_tokens(void* out, int64_t tokens, int64_t token_bytes, int64_t out_str
 
 void embedding(const EmbeddingParams& p) {
   const int64_t size = size_of(p.dtype);
+  const bool is_dense = p.weight.format == WeightFormat::kDense;
   copy_tokens(p.out, p.num_tokens, p.weight.k * size, p.out_stride * size,
-              [&](int64_t i) { return embedding_of(p, i); });
+              [&](int64_t i) { return is_dense ? embedding_of(p, i) : own_embedding(p, i); });
+  if (is_dense) return;
+  const SimdKernels& kernels = simd();
+  parallel_for(p.num_tokens, 1 + kCopyGrainBytes / (p.weight.k * size + 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t row = embedding_row(p, i);
+                   if (row < 0) continue;
+                   char* const out = static_cast<char*>(p.out) + i * p.out_stride * size;
+                   kernels.read_row(p.weight, row, out, p.dtype);
+                 }
+               });
 }
 
 void select_tokens(const SelectTokensParams& p) {

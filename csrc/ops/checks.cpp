@@ -138,6 +138,19 @@ const Arg& Arg::weight_of(const Arg& other) const {
   return *this;
 }
 
+const Arg& Arg::fp8() const {
+  if (!is_fp8()) fail_dtype("float8_e4m3fn");
+  return *this;
+}
+
+const Arg& Arg::uint8(const char* what) const {
+  if (type_ != ScalarType::Byte) {
+    fail(op_, name_, " has dtype ", dtype_name(type_), ", expected uint8, because it is stored as ",
+         what);
+  }
+  return *this;
+}
+
 const Arg& Arg::rank(int64_t rank, const char* meaning) const {
   if (rank_ != rank) {
     fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank,

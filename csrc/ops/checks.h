@@ -43,8 +43,10 @@ class Arg {
   const Arg& bfloat16() const;                  // bfloat16
   const Arg& int32() const;                     // int32
   const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
-  // The dtype of `other`, or float8_e4m3fn.
+  // The dtype of `other`; float8_e4m3fn would be one, too.
   const Arg& weight_of(const Arg& other) const;
+  const Arg& fp8() const;                    // float8_e4m3fn
+  const Arg& uint8(const char* what) const;  // uint8, because it is `what`
   const Arg& rank(int64_t rank, const char* meaning) const;
   const Arg& shape(std::initializer_list<int64_t> expected,
                    const char* meaning) const;  // kAny matches every size

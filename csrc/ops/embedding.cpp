@@ -8,30 +8,36 @@ namespace photon::ops {
 namespace {
 
 void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& weight_,
-               const std::optional<Tensor>& embeds_) {
+               const std::optional<Tensor>& embeds_, const std::optional<Tensor>& scale_,
+               int64_t format, const std::optional<Tensor>& zero_) {
   Args arg("embedding_into");
-  const Arg weight = arg("weight", weight_).floating().rank(2, "[vocab, hidden]").contiguous();
+  const Arg rows = arg("weight", weight_).rank(2, "[vocab, hidden]");
+  const bool is_dense = format == 0 && !rows.is_fp8();
+  if (is_dense) rows.floating();
   const Arg decode_meta = meta_of(arg, decode_meta_, Arg::kAny, "[tokens, 4]");
-  const Arg out = arg("out", out_)
-                      .dtype_of(weight)
-                      .shape({decode_meta.size(0), weight.size(1)},
-                             "[tokens of decode_meta, hidden of weight]");
+  const Arg out = is_dense ? arg("out", out_).dtype_of(rows) : arg("out", out_).floating();
+  out.shape({decode_meta.size(0), is_dense ? rows.size(1) : Arg::kAny},
+            "[tokens of decode_meta, hidden of weight]");
+  const WeightArg weight(arg, rows, {scale_, format, zero_}, out, Arg::kAny, out.size(1),
+                         "[vocab, hidden of out]");
+  rows.contiguous();
   const OptionalArg embeds = arg("embeds", embeds_);
   if (embeds)
-    embeds->dtype_of(weight)
-        .shape({Arg::kAny, weight.size(1)}, "[embeddings, hidden of weight]")
+    embeds->dtype_of(out)
+        .shape({Arg::kAny, out.size(1)}, "[embeddings, hidden of weight]")
         .contiguous();
-  out.last_contiguous().written({&decode_meta, &weight, embeds.get()});
+  out.last_contiguous().written(
+      {&decode_meta, &rows, embeds.get(), weight.scale.get(), weight.zero.get()});
 
   EmbeddingParams p{};
   p.out = out.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
-  p.weight = WeightArg(weight).weight();
+  p.weight = weight.weight();
   p.embeds = embeds.data<void>();
   p.num_embeds = embeds ? embeds->size(0) : 0;
   p.num_tokens = decode_meta.size(0);
   p.out_stride = out.stride(0);
-  p.dtype = weight.dtype();
+  p.dtype = out.dtype();
   PHOTON_DISPATCH(embedding, out, p);
 }
 

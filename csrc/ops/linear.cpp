@@ -11,6 +11,7 @@ namespace {
 struct LinearArgs {
   Arg x;
   WeightArg weight;
+  OptionalArg bias;
   Arg y;
   OptionalArg counts;
 
@@ -21,7 +22,7 @@ struct LinearArgs {
     (adds ? p.residual_stride : p.out_stride) = y.stride(0);
     p.x = x.data<void>();
     p.weight = weight.weight();
-    p.bias = weight.bias.data<void>();
+    p.bias = bias.data<void>();
     p.counts = counts.data<int32_t>();
     p.tokens = x.size(0);
     p.x_stride = x.stride(0);
@@ -33,44 +34,54 @@ struct LinearArgs {
   }
 };
 
+// What a call gives of a linear besides x, the weight's numbers and y.
+struct LinearTensors {
+  const std::optional<Tensor>& bias;
+  const std::optional<Tensor>& counts;
+  WeightTensors weight;
+};
+
+// [n] of the weight.
+OptionalArg bias_argument(Args& arg, const std::optional<Tensor>& bias_, const Arg& x,
+                          const WeightArg& weight, const char* meaning) {
+  const OptionalArg bias = arg("bias", bias_);
+  if (bias) bias->dtype_of(x).shape({weight.rows.size(0)}, meaning).contiguous();
+  return bias;
+}
+
 // `y_name`: what the op calls y.
 LinearArgs linear_args(Args& arg, const char* y_name, const Tensor& y_, const Tensor& x_,
-                       const Tensor& weight_, const WeightTensors& others,
-                       const std::optional<Tensor>& counts_) {
+                       const Tensor& weight_, const LinearTensors& others) {
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, k]").last_contiguous();
-  const Arg rows = arg("weight", weight_)
-                       .weight_of(x)
-                       .shape({Arg::kAny, x.size(1)}, "[n, k of x]")
-                       .last_contiguous();
+  const WeightArg weight(arg, arg("weight", weight_), others.weight, x, Arg::kAny, x.size(1),
+                         "[n, k of x]");
   const Arg y = arg(y_name, y_)
                     .dtype_of(x)
-                    .shape({x.size(0), rows.size(0)}, "[tokens of x, n of weight]")
+                    .shape({x.size(0), weight.rows.size(0)}, "[tokens of x, n of weight]")
                     .last_contiguous();
-  const WeightArg weight(arg, x, rows, others, "[n of weight]");
-  const OptionalArg counts = counts_argument(arg, counts_);
-  y.written({&x, &weight.rows, weight.bias.get(), weight.scale.get(), counts.get()});
-  return {x, weight, y, counts};
+  const OptionalArg bias = bias_argument(arg, others.bias, x, weight, "[n of weight]");
+  const OptionalArg counts = counts_argument(arg, others.counts);
+  y.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(), counts.get()});
+  return {x, weight, bias, y, counts};
 }
 
 LinearArgs swiglu_args(Args& arg, const Tensor& out_, const Tensor& x_,
-                       const Tensor& gate_up_weight_, const WeightTensors& others,
-                       const std::optional<Tensor>& counts_) {
+                       const Tensor& gate_up_weight_, const LinearTensors& others) {
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
   const Arg out = arg("out", out_)
                       .dtype_of(x)
                       .shape({x.size(0), Arg::kAny}, "[tokens of x, intermediate]")
                       .last_contiguous();
-  const Arg rows =
-      arg("gate_up_weight", gate_up_weight_)
-          .weight_of(x)
-          .rank(2, "[2 x intermediate, hidden]")
-          .even(0, "gate, then up")
-          .shape({2 * out.size(1), x.size(1)}, "[2 x intermediate of out, hidden of x]")
-          .contiguous();
-  const WeightArg weight(arg, x, rows, others, "[2 x intermediate of out]");
-  const OptionalArg counts = counts_argument(arg, counts_);
-  out.written({&x, &weight.rows, weight.bias.get(), weight.scale.get(), counts.get()});
-  return {x, weight, out, counts};
+  const Arg rows = arg("gate_up_weight", gate_up_weight_)
+                       .rank(2, "[2 x intermediate, hidden]")
+                       .even(0, "gate, then up")
+                       .contiguous();
+  const WeightArg weight(arg, rows, others.weight, x, 2 * out.size(1), x.size(1),
+                         "[2 x intermediate of out, hidden of x]");
+  const OptionalArg bias = bias_argument(arg, others.bias, x, weight, "[2 x intermediate of out]");
+  const OptionalArg counts = counts_argument(arg, others.counts);
+  out.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(), counts.get()});
+  return {x, weight, bias, out, counts};
 }
 
 // The weight of a norm of `size` values, and its epsilon.
@@ -92,8 +103,8 @@ void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Ar
   const OptionalArg workspace = arg("workspace", workspace_);
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
-  workspace->written({out, &args.y, &args.x, &norm_weight, &args.weight.rows,
-                      args.weight.bias.get(), args.weight.scale.get(), args.counts.get()});
+  workspace->written({out, &args.y, &args.x, &norm_weight, &args.weight.rows, args.bias.get(),
+                      args.weight.scale.get(), args.weight.zero.get(), args.counts.get()});
   p.workspace = workspace->data<float>();
 }
 
@@ -109,29 +120,31 @@ void normalize_input(Args& arg, LinearParams& p, const LinearArgs& args, const T
 
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
-            bool pdl, const std::optional<Tensor>& scale_) {
+            bool pdl, const std::optional<Tensor>& scale_, int64_t format,
+            const std::optional<Tensor>& zero_) {
   Args arg("linear_into");
-  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, {bias_, scale_}, counts_);
+  const LinearArgs args =
+      linear_args(arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_}});
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kStore, hopper, pdl));
 }
 
 void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
-          const std::optional<Tensor>& bias_, const std::optional<Tensor>& scale_) {
+          const std::optional<Tensor>& bias_, const std::optional<Tensor>& scale_, int64_t format,
+          const std::optional<Tensor>& zero_) {
   Args arg("gemv_into");
   const Arg x = arg("x", x_).floating().rank(1, "[k]").contiguous();
-  const Arg rows = arg("weight", weight_)
-                       .weight_of(x)
-                       .shape({Arg::kAny, x.size(0)}, "[n, k of x]")
-                       .last_contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({rows.size(0)}, "[n of weight]").contiguous();
-  const WeightArg weight(arg, x, rows, {bias_, scale_}, "[n of weight]");
-  out.written({&x, &weight.rows, weight.bias.get(), weight.scale.get()});
+  const WeightArg weight(arg, arg("weight", weight_), {scale_, format, zero_}, x, Arg::kAny,
+                         x.size(0), "[n, k of x]");
+  const Arg out =
+      arg("out", out_).dtype_of(x).shape({weight.rows.size(0)}, "[n of weight]").contiguous();
+  const OptionalArg bias = bias_argument(arg, bias_, x, weight, "[n of weight]");
+  out.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get()});
 
   LinearParams p{};
   p.out = out.data<void>();
   p.x = x.data<void>();
   p.weight = weight.weight();
-  p.bias = weight.bias.data<void>();
+  p.bias = bias.data<void>();
   p.tokens = 1;
   p.out_stride = p.weight.n;
   p.x_stride = p.weight.k;
@@ -142,9 +155,11 @@ void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
 void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
-                 const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_) {
+                 const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_,
+                 int64_t format, const std::optional<Tensor>& zero_) {
   Args arg("norm_linear_into");
-  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_, {bias_, scale_}, counts_);
+  const LinearArgs args =
+      linear_args(arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_}});
   LinearParams p = args.params(Epilogue::kStore, hopper, pdl);
   normalize_input(arg, p, args, norm_weight_, eps, "[k of x]", workspace_);
   PHOTON_DISPATCH(linear, args.y, p);
@@ -152,19 +167,22 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
                      const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
-                     bool hopper, bool pdl, const std::optional<Tensor>& scale_) {
+                     bool hopper, bool pdl, const std::optional<Tensor>& scale_, int64_t format,
+                     const std::optional<Tensor>& zero_) {
   Args arg("linear_residual_");
-  const LinearArgs args =
-      linear_args(arg, "residual", residual_, x_, weight_, {bias_, scale_}, counts_);
+  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_,
+                                      {bias_, counts_, {scale_, format, zero_}});
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kAdd, hopper, pdl));
 }
 
 void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
-                 const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_) {
+                 const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_,
+                 int64_t format, const std::optional<Tensor>& zero_) {
   Args arg("norm_swiglu_into");
-  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, scale_}, counts_);
+  const LinearArgs args =
+      swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, counts_, {scale_, format, zero_}});
   LinearParams p = args.params(Epilogue::kSwiglu, hopper, pdl);
   normalize_input(arg, p, args, norm_weight_, eps, "[hidden of x]", workspace_);
   PHOTON_DISPATCH(linear, args.y, p);
@@ -172,9 +190,11 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 
 void swiglu(const Tensor& out_, const Tensor& x_, const Tensor& gate_up_weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
-            bool pdl, const std::optional<Tensor>& scale_) {
+            bool pdl, const std::optional<Tensor>& scale_, int64_t format,
+            const std::optional<Tensor>& zero_) {
   Args arg("swiglu_into");
-  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, scale_}, counts_);
+  const LinearArgs args =
+      swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, counts_, {scale_, format, zero_}});
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kSwiglu, hopper, pdl));
 }
 
@@ -182,10 +202,11 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                  const Tensor& weight_, const Tensor& norm_weight_, double eps,
                  const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
                  bool hopper, bool pdl, const std::optional<Tensor>& workspace_,
-                 const std::optional<Tensor>& scale_) {
+                 const std::optional<Tensor>& scale_, int64_t format,
+                 const std::optional<Tensor>& zero_) {
   Args arg("linear_norm_into");
-  const LinearArgs args =
-      linear_args(arg, "residual", residual_, x_, weight_, {bias_, scale_}, counts_);
+  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_,
+                                      {bias_, counts_, {scale_, format, zero_}});
   const int64_t tokens = args.x.size(0), n = args.weight.rows.size(0);
   LinearParams p = args.params(Epilogue::kAddNorm, hopper, pdl);
   const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, n, "[n of weight]");
@@ -193,8 +214,8 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                       .dtype_of(args.x)
                       .shape({tokens, n}, "[tokens of x, n of weight]")
                       .last_contiguous();
-  out.written({&args.y, &args.x, &args.weight.rows, &norm_weight, args.weight.bias.get(),
-               args.weight.scale.get(), args.counts.get()});
+  out.written({&args.y, &args.x, &args.weight.rows, &norm_weight, args.bias.get(),
+               args.weight.scale.get(), args.weight.zero.get(), args.counts.get()});
   p.out = out.data<void>();
   p.out_stride = out.stride(0);
   take_workspace(arg, p, args, norm_weight, &out, workspace_,

@@ -4,14 +4,17 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "common/attention_plan.h"
 #include "common/balanced_workspace.h"
+#include "common/block_layout.h"
 #include "common/linear_plan.h"
 #include "common/lora.h"
 
@@ -130,11 +133,22 @@ std::optional<std::string> link_reason(const std::string& dtype,
   return std::nullopt;
 }
 
+// By name: number, and columns and bytes of a block.
+auto weight_formats() {
+  std::map<std::string, std::tuple<int, int64_t, int64_t>> found;
+  for (int i = 0; i < kWeightFormats; ++i) {
+    const auto [columns, bytes] = block_layout(static_cast<WeightFormat>(i));
+    found[kFormatNames[i]] = {i, columns, bytes};
+  }
+  return found;
+}
+
 }  // namespace
 
 void bind_plans(py::module_& m) {
   py::class_<Gpu>(m, "Gpu").def(py::init(&gpu_of), py::arg("major"), py::arg("minor"),
                                 py::arg("hopper_on_10") = false);
+  m.def("weight_formats", &weight_formats);
   m.def(
       "hopper_unsupported", [](const Gpu& gpu) { return as_python(hopper_unsupported(gpu)); },
       py::arg("gpu"));

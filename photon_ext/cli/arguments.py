@@ -10,6 +10,7 @@ import photon_ext
 from photon_ext.checks import Backend, check_seconds
 from photon_ext.cli.terminal import complain, say
 from photon_ext.models.kernel_plan import GPUS
+from photon_ext.models.requantize import CHOICES
 from photon_ext.models.shapes import NAMED_SHAPES
 
 WRONG = 2
@@ -312,6 +313,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), help="by default what generate takes"
     )
+    plan.add_argument("--quantize", choices=CHOICES, help="weights, as generate takes it")
     plan.add_argument(
         "--backend",
         choices=get_args(Backend),
@@ -330,6 +332,12 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument(
         "--dtype", help="float32, float16 or bfloat16; by default what suits the model"
+    )
+    parser.add_argument(
+        "--quantize",
+        choices=CHOICES,
+        help="weights in memory: stored (as in the file), none (all in the dtype), or rounded to "
+        "fp8 or int4; by default stored, but none for a .gguf file on a GPU",
     )
 
 

@@ -19,7 +19,14 @@ DEFAULT_MODEL = "smollm2"
 HINT = "/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat"
 _SLASHES = "// begins a message that is sent with one /"
 # what says how a model is run here
-_ENGINE_DEFAULTS = {"device": "auto", "dtype": None, "depth": 2, "backend": None, "max_len": None}
+_ENGINE_DEFAULTS = {
+    "device": "auto",
+    "dtype": None,
+    "quantize": None,
+    "depth": 2,
+    "backend": None,
+    "max_len": None,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

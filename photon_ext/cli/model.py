@@ -40,6 +40,7 @@ def open_engine(arguments: argparse.Namespace, **options: Any) -> Engine:
         arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
+        quantize=arguments.quantize,
         depth=arguments.depth,
         backend=arguments.backend,
         max_len=arguments.max_len,

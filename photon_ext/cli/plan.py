@@ -21,6 +21,7 @@ from photon_ext.models.kernel_plan import (
     plan_kernels,
     target_of,
 )
+from photon_ext.models.requantize import requantized
 from photon_ext.models.shapes import NAMED_SHAPES
 
 DEFAULT_GPU = "h200"
@@ -34,7 +35,7 @@ In steps with chunks attention of decode rows goes by their number, the head by 
 def planned(arguments: argparse.Namespace) -> str:
     """The report, or with --json an object. Raises ModelError: there is no such model."""
     with starting():
-        config = _config(arguments.plan)
+        config = requantized(_config(arguments.plan), arguments.quantize)
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)

@@ -77,7 +77,7 @@ def _run_in_process(
 
 def _engine_settings(arguments: argparse.Namespace) -> EngineSettings:
     options = engine_options(arguments)
-    options |= {"device": arguments.device, "dtype": arguments.dtype}
+    options |= {name: getattr(arguments, name) for name in ("device", "dtype", "quantize")}
     options.setdefault("max_waiting", MAX_WAITING)
     adapters = dict(map(_named_path, arguments.lora))
     if adapters or arguments.lora_dir is not None:

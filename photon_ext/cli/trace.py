@@ -65,7 +65,10 @@ def trace(arguments: argparse.Namespace) -> Traced:
     EngineOptions(**options)  # a wrong option shows before the model is loaded
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
     config, weights, tokenizer = load_model(
-        arguments.model, arguments.dtype, checked_device(choose_device(arguments.device))
+        arguments.model,
+        arguments.dtype,
+        checked_device(choose_device(arguments.device)),
+        arguments.quantize,
     )
     with Engine.from_weights(config, weights, tokenizer, **options) as engine:
         engine.generate(

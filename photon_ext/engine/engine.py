@@ -30,6 +30,7 @@ from photon_ext.engine.spatial import SpatialSkills
 from photon_ext.engine.thread import EngineThread
 from photon_ext.errors import ConfigError, QueueFull, RequestError, shown
 from photon_ext.models.loading.loader import load_model
+from photon_ext.models.requantize import checked_quantize
 from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
@@ -183,6 +184,7 @@ class Engine(SpatialSkills):
         *,
         device: str = "auto",
         dtype: torch.dtype | str | None = None,
+        quantize: str | None = None,
         vision: VisionEncoder | None = None,
         region: RegionHeads | None = None,
         **options: Any,
@@ -196,6 +198,9 @@ class Engine(SpatialSkills):
             device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
+            quantize: how weights lie in memory: "stored" (as the file has them), "none" (all in the
+                dtype), "fp8" or "int4" (each rounded to the nearest, the head to fp8). None:
+                "stored", but "none" for a .gguf file on a GPU: see load_model.
             vision: an encoder for images; it needs the option embeds_tokens.
             region: heads for points and boxes (models.region); copied to the model's device.
             options: those of EngineOptions, by name.
@@ -204,9 +209,10 @@ class Engine(SpatialSkills):
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
         """
         # a wrong option shows before the model is loaded
-        named_options(options, ("model", "device", "dtype", "vision", "region"))
+        named_options(options, ("model", "device", "dtype", "quantize", "vision", "region"))
         chosen = checked_device(choose_device(device))
-        loaded = load_model(model, dtype, chosen)
+        checked_quantize(quantize)
+        loaded = load_model(model, dtype, chosen, quantize)
         parts = loaded.config, loaded.weights, loaded.tokenizer, vision, region
         return cls.from_weights(*parts, **options)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from photon_ext.errors import ConfigError, ModelError, shown
-from photon_ext.models.quantization import Quantization, ScaleShare
+from photon_ext.models.quantization import Quantization
 
 
 class Family(Enum):
@@ -22,6 +22,7 @@ class Family(Enum):
 
 
 MAX_HEAD_DIM = 256  # kMaxHeadDim of csrc/common/params.h
+_FUSED_QKV = "model.layers.0.self_attn.qkv_proj"
 
 
 class RopeScalingKind(Enum):
@@ -90,7 +91,7 @@ class ModelConfig:
     prefers_float32: bool = (
         False  # the file stores float32 on purpose: not rounded unless a dtype is asked for
     )
-    quantization: Quantization | None = None  # of the linears' weights; None: of the model's dtype
+    quantization: Quantization | None = None  # of weights; None: they are of the model's dtype
     source: str = field(default="model config", repr=False, compare=False)  # the file, for errors
 
     def __post_init__(self) -> None:
@@ -125,8 +126,8 @@ class ModelConfig:
                 f"{self.source}: {len(self.rope_scaling.factors)} rope factors, expected "
                 f"{self.rotated // 2}"
             )
-        blocks = self.quantization is not None and self.quantization.share is ScaleShare.BLOCK
-        if blocks and self.fused_modules and self.rotated < self.head_dim:
+        qkv = None if self.quantization is None else self.quantization.of(_FUSED_QKV)
+        if qkv is not None and qkv.rows > 1 and self.fused_modules and self.reorders_heads:
             raise ModelError(
                 f"{self.source}: weights have scales of blocks of rows, and rows of q and k change "
                 "their order as they are loaded, because a part of each head is rotated; use a "
@@ -143,6 +144,11 @@ class ModelConfig:
     def fused_modules(self) -> bool:
         """Whether q, k, v are one module of a checkpoint, and gate, up another (Phi-3)."""
         return self.family is Family.PHI3
+
+    @property
+    def reorders_heads(self) -> bool:
+        """Whether rows of q and k change their order as they are loaded."""
+        return self.rotated < self.head_dim
 
     @property
     def rotated(self) -> int:

@@ -159,8 +159,8 @@ class Decoder:
                 "max_step_tokens or max_segments"
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
-        embedding = self.weights.embedding.data
-        ops.embedding_into(buffers.residual, step.decode_meta, embedding, self.embeds)
+        table = self.weights.embedding
+        ops.embedding_into(buffers.residual, step.decode_meta, table, self.embeds)
         if StepFeatures.SPATIAL in step.features and self._region is not None:
             self._region.embed(buffers.residual, step)
         modes = self.plan.decode if step.kind is StepKind.DECODE else self.plan.chunks

@@ -276,7 +276,7 @@ def plan_projection(
     that was asked for.
     """
     op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
-    dense = shape.quantization is None
+    dense = shape.is_dense
     return _C.plan_linear(target.gpu, op, dtype, tokens, shape.n, shape.k, workspace, dense)
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.quantization import Quantization
+from photon_ext.models.quantization import EMBEDDING, StoredFormat
 
 
 class Epilogue(Enum):
@@ -42,6 +43,18 @@ BATCH_OPS = {
 TITLES = {"qkv": "q, k, v", "o": "o", "gate_up": "gate, up", "down": "down"}
 
 
+class Segment(NamedTuple):
+    """Modules that follow one another and are stored alike.
+
+    Attributes:
+        rows: outputs of each.
+        stored: as in ProjectionShape.
+    """
+
+    rows: tuple[int, ...]
+    stored: StoredFormat | None
+
+
 @dataclass(frozen=True)
 class ProjectionShape:
     """A linear, made of one or more modules of a checkpoint, one below the other.
@@ -53,7 +66,8 @@ class ProjectionShape:
         bias: the modules have one.
         normed: the input is RMS-normalized first.
         epilogue: what becomes of the product.
-        quantization: how its weight is stored; None: in the dtype of the model.
+        stored: how the weight of each module is stored; None: in the dtype of the model. Without
+            them all are.
     """
 
     modules: tuple[str, ...]
@@ -62,12 +76,29 @@ class ProjectionShape:
     bias: bool = False
     normed: bool = False
     epilogue: Epilogue = Epilogue.STORE
-    quantization: Quantization | None = None
+    stored: tuple[StoredFormat | None, ...] = ()
 
     @property
     def n(self) -> int:
         """Outputs of all modules."""
         return sum(self.rows)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether all of its weight has the dtype of the model."""
+        return not any(self.stored)
+
+    def segments(self) -> list[Segment]:
+        """Its modules in order: those of one are one matrix in memory."""
+        stored = self.stored or (None,) * len(self.rows)
+        found: list[Segment] = []
+        for rows, one in zip(self.rows, stored, strict=True):
+            last = found[-1] if found else None
+            if last and last.stored == one and (one is None or one.joins(sum(last.rows))):
+                found[-1] = Segment((*last.rows, rows), one)
+            else:
+                found.append(Segment((rows,), one))
+        return found
 
 
 def layer_projections(config: ModelConfig, index: int = 0) -> dict[str, ProjectionShape]:
@@ -101,14 +132,21 @@ def _shape(
 def _stored(config: ModelConfig, prefix: str, shape: ProjectionShape) -> ProjectionShape:
     """The same as the checkpoint stores it; `prefix`: what stands before its modules there."""
     found = config.quantization
-    if found is None or not found.covers([prefix + module for module in shape.modules]):
+    if found is None:
         return shape
-    return replace(shape, quantization=found)
+    return replace(shape, stored=tuple(found.of(prefix + module) for module in shape.modules))
 
 
 def head_projection(config: ModelConfig) -> ProjectionShape:
     """That of the head, which normalizes the last layer's output. One that is the embedding is
-    stored as that is, in the dtype of the model.
+    stored as that is.
     """
     head = ProjectionShape(("lm_head",), (config.vocab,), config.hidden, normed=True)
-    return head if config.tied_embeddings else _stored(config, "", head)
+    if config.tied_embeddings:
+        return replace(head, stored=(embedding_format(config),))
+    return _stored(config, "", head)
+
+
+def embedding_format(config: ModelConfig) -> StoredFormat | None:
+    """How the table of embeddings is stored; None: in the dtype of the model."""
+    return None if config.quantization is None else config.quantization.of(EMBEDDING)

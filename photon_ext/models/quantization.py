@@ -1,19 +1,52 @@
-"""Quantization: how a checkpoint stores the weights of its linears. Host data only, no torch."""
+"""Quantization: how the weights of a model's modules are stored. Host data only, no torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
-from photon_ext.errors import ModelError
+from photon_ext.weight_format import WeightFormat
 
-SCALE_BLOCK = 128  # rows, and columns, of a block: kScaleBlock of csrc/common/weight.h
+SCALE_BLOCK = 128  # rows, and columns, of a block with one scale: kScaleBlock of csrc/common
+EMBEDDING = "model.embed_tokens"
+
+
+@dataclass(frozen=True)
+class StoredFormat:
+    """How a weight [n, k] lies in memory, with what `photon_ext.Weight` has beside its numbers.
+
+    Attributes:
+        rows, columns: that share a scale, where scales lie beside the numbers; None: all of a row.
+        zeros: there are zero points.
+        scale_dtype: by its name, as "float16".
+    """
+
+    format: WeightFormat
+    rows: int = 1
+    columns: int | None = None
+    zeros: bool = False
+    scale_dtype: str = "float32"
+
+    def scale_shape(self, n: int, k: int) -> tuple[int, int]:
+        return -(-n // self.rows), -(-k // (self.columns or k))
+
+    def joins(self, rows: int) -> bool:
+        """Whether the rows of another module may follow so many: no block has rows of both."""
+        return rows % self.rows == 0
+
+
+class Quantization(Protocol):
+    """How a checkpoint, or whoever loads it, stores the weights of modules; str() says it."""
+
+    def of(self, module: str) -> StoredFormat | None:
+        """That of a linear, or of EMBEDDING, by its full name. None: in the dtype of the model."""
 
 
 class ScaleShare(Enum):
-    """What shares a scale; the values are those of compressed-tensors' `strategy`."""
+    """What shares a scale of fp8; the values are those of compressed-tensors' `strategy`."""
 
     TENSOR = "tensor"
     ROW = "channel"
@@ -28,8 +61,8 @@ _TITLES = {
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """fp8 (e4m3) numbers, and scales that they are multiplied by.
+class Fp8Scheme:
+    """fp8 (e4m3) numbers of linears, and scales that they are multiplied by.
 
     Attributes:
         share: what shares a scale in the file. In memory rows do, where it is a matrix.
@@ -46,35 +79,31 @@ class Quantization:
     def __str__(self) -> str:
         return f"fp8 weights, scales {_TITLES[self.share]}"
 
-    def covers(self, modules: Sequence[str]) -> bool:
-        """Whether the modules of a projection, by their full names, are stored so. ModelError: some
-        are and some are not.
-        """
-        out = [any(re.fullmatch(one, module) for one in self.left_out) for module in modules]
-        if any(out) and not all(out):
-            plain, stored = modules[out.index(True)], modules[out.index(False)]
-            raise ModelError(
-                f"quantization_config leaves out {plain!r} and not {stored!r}, which are one "
-                "matrix here; use a checkpoint that stores both alike"
-            )
-        return not any(out)
-
-    def file_shape(self, n: int, k: int) -> tuple[int, ...]:
-        """Of the scales of a module [n, k] in a file; of a single one the shape does not matter."""
-        if self.share is ScaleShare.TENSOR:
-            return (1, 1)
-        return (n, 1) if self.share is ScaleShare.ROW else (_blocks(n), _blocks(k))
-
-    def scale_shape(self, rows: Sequence[int], k: int) -> tuple[int, int]:
-        """Of the scales in memory of modules [rows[i], k], one below the other. Blocks of rows stay
-        such where none holds rows of two modules; else each row has its scales.
-        """
-        n = sum(rows)
-        if self.share is not ScaleShare.BLOCK:
-            return n, 1
-        whole = all(count % SCALE_BLOCK == 0 for count in rows[:-1])
-        return _blocks(n) if whole else n, _blocks(k)
+    def of(self, module: str) -> StoredFormat | None:
+        if module == EMBEDDING or is_left_out(module, self.left_out):
+            return None
+        if self.share is ScaleShare.BLOCK:
+            return StoredFormat(WeightFormat.FP8, SCALE_BLOCK, SCALE_BLOCK)
+        return StoredFormat(WeightFormat.FP8)
 
 
-def _blocks(size: int) -> int:
-    return -(-size // SCALE_BLOCK)
+@dataclass(frozen=True)
+class ModuleFormats:
+    """Each module by its own: the blocks of a GGUF file, or what weights are rounded to.
+
+    Attributes:
+        formats: of modules by their names, where it is not the model's dtype.
+    """
+
+    formats: Mapping[str, StoredFormat] = field(hash=False)
+
+    def __str__(self) -> str:
+        names = {one.format.value for one in self.formats.values()}
+        return f"weights in {', '.join(sorted(names))}"
+
+    def of(self, module: str) -> StoredFormat | None:
+        return self.formats.get(module)
+
+
+def is_left_out(module: str, patterns: tuple[str, ...]) -> bool:
+    return any(re.fullmatch(one, module) for one in patterns)

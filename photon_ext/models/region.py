@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from photon_ext import ops
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.layers.projection import Projection
-from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.loader import checked_dtype
 from photon_ext.models.loading.module_file import load_module
 from photon_ext.models.projections import Epilogue, ProjectionShape
+from photon_ext.weight import Weight
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -135,7 +135,7 @@ class RegionSteps:
         Raises ConfigError: the heads are of another width, or not finite, or there are more ids
         than int32 holds.
         """
-        config, weight = heads.config, text_head.weight
+        config, weight = heads.config, text_head.weights[0]
         assert text_head.norm is not None
         vocab, hidden, device, dtype = weight.n, weight.k, weight.device, text_head.norm.dtype
         _check_finite(heads, dtype)
@@ -156,12 +156,12 @@ class RegionSteps:
         padding = config.features - encoder.shape[1]
         encoder = nn.functional.pad(encoder, (0, padding)).to(device, dtype).contiguous()
         shape = ProjectionShape(("encoder",), (hidden,), config.features, epilogue=Epilogue.ADD)
-        self._encoder = Projection(shape, Weight(encoder))
+        self._encoder = Projection(shape, (Weight(encoder),))
         decoders = heads.coord_decoder, heads.size_decoder
         modules, rows = ("coord_decoder", "size_decoder"), (config.bins, 2 * config.bins)
         self.head = Projection(
             ProjectionShape(modules, rows, hidden, bias=True, normed=True),
-            Weight(torch.cat([part.weight for part in decoders]).to(device, dtype)),
+            (Weight(torch.cat([part.weight for part in decoders]).to(device, dtype)),),
             torch.cat([part.bias for part in decoders]).to(device, dtype),
             text_head.norm,
         )

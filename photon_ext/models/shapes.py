@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
-from photon_ext.models.quantization import Quantization, ScaleShare
+from photon_ext.models.quantization import Fp8Scheme, ScaleShare
 
 _LLAMA32_SCALING = RopeScaling(RopeScalingKind.LLAMA3, 32.0, 1.0, 4.0, 8192)
 
@@ -90,5 +90,5 @@ NAMED_SHAPES: Mapping[str, ModelConfig] = {
 
 def in_fp8(config: ModelConfig) -> ModelConfig:
     """The same with fp8 weights, as Qwen publishes its models: blocks, and a plain head."""
-    stored = Quantization(ScaleShare.BLOCK, "weight_scale_inv", ("lm_head",))
+    stored = Fp8Scheme(ScaleShare.BLOCK, "weight_scale_inv", ("lm_head",))
     return replace(config, quantization=stored)

@@ -16,15 +16,21 @@ from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.layers.block import Block, empty_block
 from photon_ext.models.layers.projection import Projection, empty_projection
-from photon_ext.models.layers.weight import Weight
-from photon_ext.models.projections import head_projection
+from photon_ext.models.layers.weight import empty_weight, named_tensors
+from photon_ext.models.projections import embedding_format, head_projection
+from photon_ext.models.quantization import EMBEDDING
+from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
+
+_DEVIATION = 0.02  # of random weights
 
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All parameters of a model, on one device, in one dtype, and the settings of its layers.
+    """All parameters of a model, on one device, and the settings of its layers.
 
-    The weight of `head` is `embedding` itself where they are tied. Its bias is no parameter:
+    All are of one dtype but the weights that are stored in fewer bits. That of `head` is
+    `embedding` itself where they are tied. Its bias is no parameter:
     `without_ids` makes it.
     """
 
@@ -34,7 +40,8 @@ class DecoderWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.embedding.data.dtype
+        assert self.head.norm is not None
+        return self.head.norm.dtype
 
     @property
     def device(self) -> torch.device:
@@ -43,7 +50,7 @@ class DecoderWeights:
     @property
     def tied(self) -> bool:
         """Whether the head is the embedding."""
-        return self.head.weight is self.embedding
+        return self.head.weights[0] is self.embedding
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Every distinct tensor, once."""
@@ -73,7 +80,8 @@ def empty_weights(
     """
     empty = partial(torch.empty, dtype=dtype, device=device)
     layers = tuple(empty_block(config, index, empty) for index in range(config.layers))
-    embedding = Weight.empty([config.vocab], config.hidden, empty)
+    stored = embedding_format(config)
+    embedding = empty_weight(config.vocab, config.hidden, stored, empty)
     tied = embedding if config.tied_embeddings else None
     head = empty_projection(head_projection(config), empty, tied)
     return DecoderWeights(embedding, layers, head)
@@ -142,16 +150,33 @@ def _shown(value: object, device: torch.device | None = None) -> str:
     return shown(value)
 
 
-def weight_slots(weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """For every parameter its name in Hugging Face's files, and its view of `weights`."""
-    yield from weights.embedding.slots("model.embed_tokens")
+def weight_modules(weights: DecoderWeights) -> Iterator[tuple[str, Weight]]:
+    """The table of embeddings and the weight of each linear, by its module's name in Hugging Face's
+    files: views of `weights`.
+    """
+    yield EMBEDDING, weights.embedding
+    for index, layer in enumerate(weights.layers):
+        for projection in layer.projections().values():
+            for module, weight in projection.modules():
+                yield f"model.layers.{index}.{module}", weight
+    if not weights.tied:
+        yield from weights.head.modules()
+
+
+def other_slots(weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    """Norms and biases, by their names in Hugging Face's files: views of `weights`."""
     for index, layer in enumerate(weights.layers):
         for name, slot in layer.slots():
             yield f"model.layers.{index}.{name}", slot
     assert weights.head.norm is not None
     yield "model.norm.weight", weights.head.norm
-    if not weights.tied:
-        yield from weights.head.weight.slots("lm_head")
+
+
+def weight_slots(weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors of `weights`, by names as Hugging Face's: views."""
+    for module, weight in weight_modules(weights):
+        yield from named_tensors(module, weight)
+    yield from other_slots(weights)
 
 
 def random_weights(
@@ -160,21 +185,35 @@ def random_weights(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> DecoderWeights:
-    """Weights for benchmarks, made on `device`: norms one, all else normal with deviation 0.02,
-    which of weights with scales the scales bring about.
+    """Weights for benchmarks, made on `device`: norms one, all else with deviation 0.02, normal but
+    in int4, where all codes come as often. ConfigError: some have the blocks of GGUF files.
 
     Same seed, same weights.
     """
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device=device).manual_seed(seed)
-    for name, slot in weight_slots(weights):
+    for module, weight in weight_modules(weights):
+        _randomize(module, weight, generator)
+    for name, slot in other_slots(weights):
         if name.endswith("norm.weight"):
             slot.fill_(1.0)
-        elif slot.dtype is torch.float8_e4m3fn:
-            values = torch.empty(slot.shape, device=device)
-            slot.copy_(values.normal_(0.0, 1.0, generator=generator))
-        elif "weight_scale" in name:
-            slot.fill_(0.02)
         else:
-            slot.normal_(0.0, 0.02, generator=generator)
+            slot.normal_(0.0, _DEVIATION, generator=generator)
     return weights
+
+
+def _randomize(module: str, weight: Weight, generator: torch.Generator) -> None:
+    data = weight.data
+    if weight.format is WeightFormat.DENSE:
+        data.normal_(0.0, _DEVIATION, generator=generator)
+    elif weight.format is WeightFormat.FP8 and weight.scale is not None:
+        data.copy_(torch.empty(data.shape, device=data.device).normal_(generator=generator))
+        weight.scale.fill_(_DEVIATION)
+    elif weight.format is WeightFormat.INT4 and weight.scale is not None:
+        data.random_(0, 256, generator=generator)
+        weight.scale.fill_(_DEVIATION / 4.6)  # of the numbers -8 to 7
+    else:
+        raise ConfigError(
+            f"{module} is stored as {weight.format.value}, of which there are no random weights; "
+            "give a model whose weights are plain, or in fp8 or int4"
+        )

@@ -18,10 +18,10 @@ from photon_ext.engine import Engine, EngineOptions, Request
 from photon_ext.engine.parts import EngineParts
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
 from photon_ext.models.layers.block import Block
-from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.loader import load_model
 from photon_ext.models.weights import DecoderWeights, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from photon_ext.weight import Weight
 from tests.engine.simulated import WatchedDevice, engine_on
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
@@ -176,7 +176,7 @@ def test_a_damaged_model_is_refused(
             {"max_row": 4},
             ConfigError,
             "an engine has no option 'max_row'; did you mean max_rows.* There are model, device, "
-            "dtype, vision, region, max_r",
+            "dtype, quantize, vision, region, max_r",
         ),
         ({"devise": "cpu"}, ConfigError, "an engine has no option 'devise'; did you mean device"),
         (
@@ -222,9 +222,8 @@ def test_weights_of_another_dtype_are_refused(folder: Path) -> None:
 def cut(layer: Block) -> Block:
     """Without the first output of its MLP."""
     down = layer.mlp.down
-    return replace(
-        layer, mlp=replace(layer.mlp, down=replace(down, weight=Weight(down.weight.data[1:])))
-    )
+    shorter = replace(down, weights=(Weight(down.weight.data[1:]),))
+    return replace(layer, mlp=replace(layer.mlp, down=shorter))
 
 
 def normed(layer: Block) -> Block:
@@ -240,16 +239,16 @@ def normed(layer: Block) -> Block:
             r"the weights have 2 layers and the config 3; give those of one model",
         ),
         (
-            lambda w: replace(w, head=replace(w.head, norm=w.head.norm.double())),
-            r"head\.norm of the weights is torch\.float64 \[\d+\] on cpu, expected",
+            lambda w: replace(w, embedding=Weight(w.embedding.data.double())),
+            r"embedding\.data of the weights is torch\.float64 \[\d+, \d+\] on cpu, expected",
         ),
         (
-            lambda w: replace(w, head=replace(w.head, weight=Weight(w.head.weight.data[:-1]))),
-            r"head\.weight\.data of the weights is torch\.float32 \[\d+, \d+\] on cpu, expected",
+            lambda w: replace(w, head=replace(w.head, weights=(Weight(w.head.weight.data[:-1]),))),
+            r"head\.weights\[0\]\.data of the weights is torch\.float32 \[\d+, \d+\] on cpu, ",
         ),
         (
             lambda w: replace(w, layers=(w.layers[0], cut(w.layers[1]), w.layers[2])),
-            r"layers\[1\]\.mlp\.down\.weight\.data of the weights is .*, expected .*, by the "
+            r"layers\[1\]\.mlp\.down\.weights\[0\]\.data of the weights is .*, expected .*, by the "
             r"config and the embedding",
         ),
         (

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from photon_ext import reference
+from photon_ext.dequantize import dequantized
+from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
 
 FP8 = torch.float8_e4m3fn
 LINEARS = re.compile(r".*(_proj|lm_head)\.weight")
@@ -86,11 +88,11 @@ def store_fp8(
         scale = scales_of(weight, strategy).to(scale_dtype)
         wide = scale.float().reshape(-1, 1) if strategy != "block" else scale.float()
         wide = wide.expand(len(weight), 1) if strategy == "tensor" else wide
-        ones = reference.dequantized(torch.ones_like(weight), wide)
+        ones = dequantized(Weight(torch.ones_like(weight).to(FP8), WeightFormat.FP8, wide))
         stored = (weight / ones).clamp(-448, 448).to(FP8)
         tensors[name] = stored
         tensors[f"{name.removesuffix('weight')}{scale_name(config)}"] = scale
-        dense[name] = reference.dequantized(stored, wide)
+        dense[name] = dequantized(Weight(stored, WeightFormat.FP8, wide))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dense, plain / "model.safetensors")
     save_file(tensors, folder / "model.safetensors")

@@ -78,11 +78,10 @@ def test_blocks_of_qwen3_give_the_logits_of_the_same_numbers(tmp_path: Path, dev
     stored = assert_same_numbers(tmp_path, device)
     layer = stored.weights.layers[0]
     shapes = [
-        list(one.weight.scale.shape)
+        [list(weight.scale.shape) for weight in one.weights if weight.scale is not None]
         for one in (layer.attention.qkv, layer.mlp.gate_up, layer.mlp.down)
-        if one.weight.scale is not None
     ]
-    assert shapes == [[3, 2], [640, 2], [2, 3]]
+    assert shapes == [[[3, 2]], [[3, 2], [3, 2]], [[2, 3]]]
     assert layer.mlp.down.weight.data.dtype is FP8
     assert stored.weights.head.weight.scale is None
     assert str(stored.config.quantization) == "fp8 weights, scales one a block of 128 x 128"
@@ -204,7 +203,7 @@ def stored_modules(config: dict[str, Any]) -> list[str]:
     """The modules of the second layer, and the head, that are stored in fp8."""
     found = hf_config({**QWEN3, "quantization_config": config})
     shapes = {**layer_projections(found, 1), "head": head_projection(found)}
-    return [name for name, one in shapes.items() if one.quantization is not None]
+    return [name for name, one in shapes.items() if not one.is_dense]
 
 
 @pytest.mark.parametrize(
@@ -231,9 +230,18 @@ def test_hazard_c7_modules_are_left_out_as_each_scheme_names_them(
     assert stored_modules(config) == stored
 
 
-def test_hazard_c7_parts_of_one_matrix_must_be_stored_alike() -> None:
-    with pytest.raises(ModelError, match=r"leaves out '.*1\.self_attn\.k_proj' and not '.*q_proj'"):
-        stored_modules(compressed("channel", ["model.layers.1.self_attn.k_proj"]))
+def test_hazard_c7_modules_of_one_projection_may_be_stored_otherwise(tmp_path: Path) -> None:
+    """Each is multiplied for itself, with biases in place."""
+    names = ("layers.1.self_attn.k_proj", "layers.0.mlp.up_proj")
+    config = compressed("channel", ["lm_head", *(f"model.{name}" for name in names)])
+    values = {**QWEN3, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    how = {"strategy": "channel", "left_out": ("lm_head", *names)}
+    folders(tmp_path, values, config, **how)
+    layers = assert_same_numbers(tmp_path).weights.layers
+    formats = [weight.format.value for weight in layers[1].attention.qkv.weights]
+    assert formats == ["fp8", "dense", "fp8"]
+    assert layers[1].attention.qkv.bias is not None
+    assert len(layers[0].mlp.gate_up.weights) == 2
 
 
 def test_hazard_c8_a_mixed_file_loads_as_its_config_says(tmp_path: Path) -> None:
@@ -252,8 +260,9 @@ def test_hazard_c8_a_mixed_file_loads_as_its_config_says(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "quant_method 'gptq'"),
-        ({"quant_method": "awq"}, "quant_method 'awq'"),
+        ({"quant_method": "gptq", "bits": 4, "desc_act": True}, "gptq with desc_act true"),
+        ({"quant_method": "awq"}, "awq with bits None"),
+        ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes'"),
         (blocks(weight_block_size=None), "fp8 weights with weight_block_size None"),
         (blocks(weight_block_size=[64, 128]), r"weight_block_size \[64, 128\]"),
         (blocks(scale_fmt="ue8m0"), "fp8 weights with scale_fmt 'ue8m0'"),

@@ -13,7 +13,6 @@ from torch import nn
 
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.layers.projection import Projection
-from photon_ext.models.layers.weight import Weight
 from photon_ext.models.projections import ProjectionShape
 from photon_ext.models.region import (
     PROMPTS,
@@ -23,6 +22,7 @@ from photon_ext.models.region import (
     checked_config,
     load_region,
 )
+from photon_ext.weight import Weight
 from tests.models.regions import random_heads
 
 
@@ -95,6 +95,6 @@ def test_what_is_no_config_is_refused(tmp_path: Path) -> None:
 def test_a_vocabulary_that_leaves_no_ids_names_the_remedy() -> None:
     few = torch.zeros(1, 24).expand(2**31 - 1000, 24)
     shape = ProjectionShape(("lm_head",), (len(few),), 24, normed=True)
-    head = Projection(shape, Weight(few), norm=torch.ones(24))
+    head = Projection(shape, (Weight(few),), norm=torch.ones(24))
     with pytest.raises(ConfigError, match="no ids for the region heads' 32 bins; give heads of"):
         RegionSteps(random_heads(24), head, 4, 1)

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from photon_ext import reference
+from photon_ext.dequantize import dequantized
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.loading import round_to_nearest
-from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups, int4_values
+from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
+from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
 from tests.ops.numeric import randn
 
 Quantizer = Callable[[torch.Tensor], Any]
@@ -21,8 +23,12 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.
 
 def values(quantize: Quantizer, weight: torch.Tensor) -> torch.Tensor:
     """What the stored numbers stand for."""
-    data, scale = quantize(weight)
-    return (int4_values if data.dtype is torch.uint8 else reference.dequantized)(data, scale)
+    return numbers(*quantize(weight))
+
+
+def numbers(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    form = WeightFormat.INT4 if data.dtype is torch.uint8 else WeightFormat.FP8
+    return dequantized(Weight(data, form, scale))
 
 
 # --- known numbers --------------------------------------------------------------------------------
@@ -47,17 +53,17 @@ def test_int4_of_known_numbers_and_their_nibbles() -> None:
     data, scale = int4_groups(weight, 4)
     assert scale.dtype is torch.float16
     assert scale.tolist() == [[0.5, -1.0]]
-    numbers = [-8, 1, 2, -1, -8, -1, 1, 7]
-    nibbles = [number + 8 for number in numbers]
+    codes = [-8, 1, 2, -1, -8, -1, 1, 7]
+    nibbles = [code + 8 for code in codes]
     assert data.tolist() == [[nibbles[i] + 16 * nibbles[i + 1] for i in range(0, 8, 2)]]
-    assert int4_values(data, scale).tolist() == [[-4.0, 0.5, 1.0, -0.5, 8.0, 1.0, -1.0, -7.0]]
+    assert numbers(data, scale).tolist() == [[-4.0, 0.5, 1.0, -0.5, 8.0, 1.0, -1.0, -7.0]]
 
 
 def test_all_sixteen_numbers_are_kept() -> None:
     weight = 0.25 * torch.arange(-8.0, 8.0).repeat(3, 8)
     data, scale = int4_groups(weight)
     assert (data.shape, scale.shape) == ((3, 64), (3, 1))
-    assert torch.equal(int4_values(data, scale), weight)
+    assert torch.equal(numbers(data, scale), weight)
     assert sorted({*(data & 15).flatten().tolist()}) == list(range(0, 16, 2))
 
 
@@ -73,7 +79,7 @@ def test_fp8_is_as_near_as_three_bits_of_mantissa(dtype: torch.dtype, device: st
     assert (data.dtype, data.shape) == (torch.float8_e4m3fn, weight.shape)
     assert (scale.dtype, scale.shape) == (torch.float32, (37, 1))
     assert bool((data.float().abs().amax(1) == 448).all()), "each row uses the whole range"
-    error = (reference.dequantized(data, scale) - weight.float()).abs()
+    error = (numbers(data, scale) - weight.float()).abs()
     bound = torch.maximum(weight.float().abs() * 2**-4, scale * 2**-10)
     assert bool((error <= bound * (1 + 1e-5)).all())
 
@@ -87,7 +93,7 @@ def test_int4_is_as_near_as_half_a_step(dtype: torch.dtype, group: int, device: 
     assert (data.dtype, data.shape) == (torch.uint8, (33, 128))
     assert scale.shape == (33, 256 // group)
     steps = scale.float().repeat_interleave(group, 1)
-    error = (int4_values(data, scale) - weight.float()).abs()
+    error = (numbers(data, scale) - weight.float()).abs()
     beyond = weight.float() / steps > 7.5
     assert bool((error <= 0.501 * steps.abs())[~beyond].all())
     assert bool((error <= 1.001 * steps.abs())[beyond].all())

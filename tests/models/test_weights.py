@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.layers.weight import Weight
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.hf_weights import load_hf_weights
 from photon_ext.models.weights import check_weights, random_weights, weight_slots
+from photon_ext.weight import Weight
 from tests.models.tiny import TINY, saved_tiny_model
 
 CONFIG = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
@@ -244,12 +244,12 @@ def test_weights_that_are_not_contiguous_are_refused_by_name() -> None:
     first, last = weights.layers
     attention = last.attention
     transposed = Weight(attention.o.weight.data.t().contiguous().t())
-    attention = replace(attention, o=replace(attention.o, weight=transposed))
+    attention = replace(attention, o=replace(attention.o, weights=(transposed,)))
     changed = replace(weights, layers=(first, replace(last, attention=attention)))
     with pytest.raises(ConfigError) as raised:
         check_weights(CONFIG, changed)
     assert str(raised.value) == (
-        "layers[1].attention.o.weight.data of the weights has strides [1, 32], expected a "
+        "layers[1].attention.o.weights[0].data of the weights has strides [1, 32], expected a "
         "contiguous tensor, as the kernels read it; give its .contiguous()"
     )
     head = replace(weights.head, norm=torch.ones(64)[::2])

@@ -37,7 +37,7 @@ TESTS = (
     "tests/ops/test_automata.py",
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
-    "tests/ops/test_scaled_linear.py",
+    "tests/ops/test_stored_linear.py",
     "tests/ops/test_lora.py",
     "tests/ops/test_lora_link.py",
     "tests/ops/test_spatial.py",

@@ -17,6 +17,10 @@ PHOTON_INLINE void reduce(const Lanes* acc, float* out) {
   for (int i = kCount / 4 * 4; i < kCount; ++i) out[i] = sum(acc[i]);
 }
 
+// How far ahead of its place a single stream of weights is read: beyond what the hardware
+// prefetcher covers.
+constexpr int64_t kStreamAheadBytes = 8192;
+
 // Calls an element into the cache, whether it exists or not.
 template <typename T>
 PHOTON_INLINE void prefetch(const T* from, int64_t at) {

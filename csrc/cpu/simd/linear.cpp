@@ -1,4 +1,4 @@
-#include "cpu/simd/dot.h"
+#include "cpu/simd/formats.h"
 #include "cpu/simd/functions.h"
 
 namespace photon::cpu::PHOTON_ISA {
@@ -17,21 +17,6 @@ constexpr int kTileTokens = 4, kTileRows = 3;  // 12 of 16 registers
 constexpr int64_t kBlockFloats = 96 * 1024, kBlockTokens = 8 * kTileTokens, kPiece = 768;
 static_assert(kBlockTokens % kLanes == 0, "sums are reduced and rounded by whole vectors");
 
-// How far ahead of its place a single stream of weights is read: beyond what the hardware
-// prefetcher covers.
-constexpr int64_t kStreamAheadBytes = 8192;
-
-// Rows of e4m3, the first of which is row `first` of their weight.
-struct ScaledRows {
-  const E4M3* data;
-  WeightScales scales;
-  int64_t first;
-
-  float scale(int64_t row, int64_t column) const {
-    return scales.data[(first + row) / scales.rows * scales.stride + column / scales.columns];
-  }
-};
-
 template <typename T>
 struct Block {
   T* out;
@@ -39,20 +24,26 @@ struct Block {
   const T* weight;
   const T* bias;
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
-  const ScaledRows* scaled;  // what stands for `weight`, or null
+  const LinearBlock* stored;  // whose weight, which is not dense, stands for `weight`; or null
 };
 
-// Adds elements begin .. end, whole vectors, of M tokens times N rows to part p of their sums;
-// those from 0 on begin the sums. Each part calls in its share of the next rows' elements begin ..
-// end, so that memory never rests.
+// Elements of a row, whole vectors; the first of a row begin its sums.
+struct Piece {
+  int64_t begin, end;
+  bool begins;
+};
+
+// Adds a piece of M tokens times N rows to part p of their sums. Each part calls in its share of
+// the next rows' piece, so that memory never rests.
 template <bool kAhead, int M, int N, typename T>
-PHOTON_INLINE void add_part(const Block<T>& b, int64_t token, int64_t row, int64_t begin,
-                            int64_t end, int p, Lanes* sums) {
+PHOTON_INLINE void add_part(const Block<T>& b, int64_t token, int64_t row, const Piece& piece,
+                            int p, Lanes* sums) {
+  const auto [begin, end, begins] = piece;
   const float* const x = b.x + token * b.x_stride + p * kWidth;
   const T* const rows = b.weight + row * b.weight_stride;
   FloatPart acc[M * N];
   PHOTON_UNROLL
-  for (int i = 0; i < M * N; ++i) acc[i] = begin > 0 ? sums[i].part[p] : FloatPart{};
+  for (int i = 0; i < M * N; ++i) acc[i] = begins ? FloatPart{} : sums[i].part[p];
   int64_t ahead = N * b.weight_stride + begin + (end - begin) / kParts * p;
   for (int64_t at = begin; at < end; at += kLanes, ahead += kWidth) {
     FloatPart weight[N];
@@ -73,33 +64,31 @@ PHOTON_INLINE void add_part(const Block<T>& b, int64_t token, int64_t row, int64
 }
 
 template <bool kAhead, int M, int N, typename T>
-void add_tile(const Block<T>& b, int64_t token, int64_t row, int64_t begin, int64_t end,
-              Lanes* sums) {
+void add_tile(const Block<T>& b, int64_t token, int64_t row, const Piece& piece, Lanes* sums) {
   PHOTON_UNROLL
-  for (int p = 0; p < kParts; ++p) add_part<kAhead, M, N>(b, token, row, begin, end, p, sums);
+  for (int p = 0; p < kParts; ++p) add_part<kAhead, M, N>(b, token, row, piece, p, sums);
 }
 
 template <bool kAhead, int N, typename T, int M = kTileTokens>
 PHOTON_INLINE void add_tile_of(int64_t tokens, const Block<T>& b, int64_t token, int64_t row,
-                               int64_t begin, int64_t end, Lanes* sums) {
+                               const Piece& piece, Lanes* sums) {
   if constexpr (M > 1) {
-    if (tokens < M)
-      return add_tile_of<kAhead, N, T, M - 1>(tokens, b, token, row, begin, end, sums);
+    if (tokens < M) return add_tile_of<kAhead, N, T, M - 1>(tokens, b, token, row, piece, sums);
   }
-  add_tile<kAhead, M, N>(b, token, row, begin, end, sums);
+  add_tile<kAhead, M, N>(b, token, row, piece, sums);
 }
 
-// All tokens against N rows, elements begin .. end, in tiles of nearly equal height, of which the
-// first calls in the weights of the next rows.
+// All tokens against a piece of N rows, in tiles of nearly equal height, of which the first calls
+// in the weights of the next rows.
 template <int N, typename T>
-void add_tiles(const Block<T>& b, int64_t row, int64_t begin, int64_t end, Lanes* sums) {
+void add_tiles(const Block<T>& b, int64_t row, const Piece& piece, Lanes* sums) {
   for (int64_t token = 0; token < b.tokens;) {
     const int64_t left = b.tokens - token, tiles = (left + kTileTokens - 1) / kTileTokens;
     const int64_t height = (left + tiles - 1) / tiles;
     if (token == 0) {
-      add_tile_of<true, N>(height, b, token, row, begin, end, sums + token * N);
+      add_tile_of<true, N>(height, b, token, row, piece, sums + token * N);
     } else {
-      add_tile_of<false, N>(height, b, token, row, begin, end, sums + token * N);
+      add_tile_of<false, N>(height, b, token, row, piece, sums + token * N);
     }
     token += height;
   }
@@ -141,42 +130,42 @@ void sum_rows(const Block<T>& b, int64_t row, Lanes* sums) {
   const int64_t whole = b.k / kLanes * kLanes;
   int64_t begin = 0;
   do {  // once if there is no whole vector: the sums become zeros
-    add_tiles<N>(b, row, begin, begin + kPiece < whole ? begin + kPiece : whole, sums);
+    const int64_t end = begin + kPiece < whole ? begin + kPiece : whole;
+    add_tiles<N>(b, row, {begin, end, begin == 0}, sums);
     begin += kPiece;
   } while (begin < whole);
   if (whole < b.k) add_rest<N>(b, row, sums);
 }
 
-// The columns of one scale after another, as float32: summed from zero, then scaled and added.
+// As sum_rows() of the weight's numbers in float32, of which some columns are there at a time.
 template <int N, typename T>
-void sum_scaled_rows(const Block<T>& b, int64_t row, Lanes* sums) {
-  float weight[N * kScaleBlock];
-  Lanes products[kBlockTokens * N];
-  for (int64_t i = 0; i < b.tokens * N; ++i) sums[i] = splat(0.0f);
-  for (int64_t begin = 0; begin < b.k; begin += kScaleBlock) {
-    const int64_t left = b.k - begin, count = left < kScaleBlock ? left : kScaleBlock;
-    Lanes scales[N];
-    for (int64_t j = 0; j < N; ++j) {
-      scales[j] = splat(b.scaled->scale(row + j, begin));
-      const E4M3* const from = b.scaled->data + (row + j) * b.weight_stride + begin;
-      for_lanes(count, [&](int64_t i, auto load, auto store) {
-        store(weight + j * kScaleBlock + i, load(from + i));
-      });
-    }
-    sum_rows<N>(Block<float>{nullptr, b.x + begin, weight, nullptr, b.tokens, N, count, 0,
-                             b.x_stride, kScaleBlock, nullptr},
-                0, products);
-    for (int64_t i = 0; i < b.tokens * N; ++i) sums[i] = fma(products[i], scales[i % N], sums[i]);
-  }
+void sum_stored_rows(const Block<T>& b, int64_t row, Lanes* sums) {
+  float numbers[N * kDecoded];
+  int64_t begin = 0;
+  do {
+    const int64_t left = b.k - begin, count = left < kDecoded ? left : kDecoded;
+    with_rows(b.stored->weight, b.stored->first + row, [&](const auto& rows) {
+      for (int64_t j = 0; j < N; ++j) {
+        rows.read(j, begin, begin + count, [&](int64_t at, const Lanes& some, auto) {
+          store(numbers + j * kDecoded + at - begin, some);
+        });
+      }
+    });
+    const Block<float> part = {nullptr, b.x + begin, numbers,    nullptr,  b.tokens, N,
+                               count,   0,           b.x_stride, kDecoded, nullptr};
+    add_tiles<N>(part, 0, {0, count / kLanes * kLanes, begin == 0}, sums);
+    if (count % kLanes != 0) add_rest<N>(part, 0, sums);
+    begin += kDecoded;
+  } while (begin < b.k);
 }
 
 template <int N, typename T>
 void rows_of(const Block<T>& b, int64_t row) {
   Lanes sums[kBlockTokens * N];  // [tokens, N]
-  if (b.scaled == nullptr) {
+  if (b.stored == nullptr) {
     sum_rows<N>(b, row, sums);
   } else {
-    sum_scaled_rows<N>(b, row, sums);
+    sum_stored_rows<N>(b, row, sums);
   }
   write_sums<N>(b, row, sums);
 }
@@ -188,22 +177,17 @@ void block_of(const Block<T>& b) {
   for (; row < b.n; ++row) rows_of<1>(b, row);
 }
 
-// x . row, as sum_scaled_rows() sums it.
-float scaled_dot(const float* x, const ScaledRows& rows, int64_t row, int64_t stride, int64_t k) {
-  const E4M3* const weight = rows.data + row * stride;
-  Lanes sum = splat(0.0f);
-  for (int64_t begin = 0; begin < k; begin += kScaleBlock) {
-    const int64_t left = k - begin;
-    Lanes products = splat(0.0f);
-    for_lanes(left < kScaleBlock ? left : kScaleBlock, [&](int64_t i, auto load, auto) {
-      prefetch(weight, begin + i + kStreamAheadBytes);
-      products = fma(load(x + begin + i), load(weight + begin + i), products);
-    });
-    sum = fma(products, splat(rows.scale(row, begin)), sum);
-  }
-  float out;
-  reduce<1>(&sum, &out);
-  return out;
+// out[j] = x . row + j of a weight that is not dense, for `count` rows.
+void stored_dots(const float* x, const LinearBlock& b, int64_t row, int64_t count, float* out) {
+  with_rows(b.weight, b.first + row, [&](const auto& rows) {
+    for (int64_t j = 0; j < count; ++j) {
+      Lanes sum = splat(0.0f);
+      rows.read(j, 0, b.weight.k, [&](int64_t at, const Lanes& numbers, auto load) {
+        sum = fma(load(x + at), numbers, sum);
+      });
+      reduce<1>(&sum, out + j);
+    }
+  });
 }
 
 // Reading the weights is the work, and one stream is read fastest.
@@ -212,11 +196,8 @@ void lone_token(const Block<T>& b) {
   for (int64_t row = 0; row < b.n; row += kLanes) {
     const int64_t count = row + kLanes < b.n ? kLanes : b.n - row;
     float dots[kLanes] = {};
-    for (int64_t j = 0; j < count; ++j) {
-      if (b.scaled != nullptr) {
-        dots[j] = scaled_dot(b.x, *b.scaled, row + j, b.weight_stride, b.k);
-        continue;
-      }
+    if (b.stored != nullptr) stored_dots(b.x, *b.stored, row, count, dots);
+    for (int64_t j = 0; b.stored == nullptr && j < count; ++j) {
       const T* const rows[] = {b.weight + (row + j) * b.weight_stride};
       dot_tile<T, 1, 1>(b.x, b.x_stride, rows, b.k,
                         kStreamAheadBytes / static_cast<int64_t>(sizeof(T)), dots + j);
@@ -246,17 +227,31 @@ void linear_of(const Block<T>& b) {
 
 void linear(const LinearBlock& b) {
   const Weight& w = b.weight;
-  const int64_t offset = b.first * w.stride;
-  const bool is_fp8 = w.format == WeightFormat::kFp8;
-  const ScaledRows scaled = {static_cast<const E4M3*>(w.data) + (is_fp8 ? offset : 0), w.scales,
-                             b.first};
+  const bool is_dense = w.format == WeightFormat::kDense;
   with_type(b.dtype, [&](auto element) {
     using T = decltype(element);
     const T* const bias = static_cast<const T*>(b.bias);
     linear_of<T>({static_cast<T*>(b.out) + b.first, b.x,
-                  is_fp8 ? nullptr : static_cast<const T*>(w.data) + offset,
+                  is_dense ? static_cast<const T*>(w.data) + b.first * w.stride : nullptr,
                   bias != nullptr ? bias + b.first : nullptr, b.tokens, b.rows, w.k, b.out_stride,
-                  b.x_stride, w.stride, is_fp8 ? &scaled : nullptr});
+                  b.x_stride, w.stride, is_dense ? nullptr : &b});
+  });
+}
+
+void read_row(const Weight& w, int64_t row, void* out, DType dtype) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    T* const to = static_cast<T*>(out);
+    with_rows(w, row, [&](const auto& rows) {
+      rows.read(0, 0, w.k, [&](int64_t at, const Lanes& numbers, auto) {
+        const int64_t left = w.k - at;
+        if (left >= kLanes) {
+          store(to + at, numbers);
+        } else {
+          store_some(to + at, numbers, left);
+        }
+      });
+    });
   });
 }
 

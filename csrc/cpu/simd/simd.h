@@ -11,8 +11,7 @@ namespace photon::cpu {
 
 // out[t, r] = x[t, :] . weight[r, :] + bias[r] for the `rows` weight rows from `first` on, rounded
 // once to dtype. Every output has one accumulator of 16 lanes along k, whatever the tile it is
-// computed in; of a weight with scales each kScaleBlock columns are summed from zero, and enter it
-// by one multiplication with their scale.
+// computed in; the numbers of a weight that is not dense are rounded to float32 first.
 struct LinearBlock {
   void* out;
   const float* x;
@@ -75,6 +74,8 @@ struct SimdKernels {
   const char* name;
   void (*to_float)(float* to, const void* from, int64_t n, DType dtype);
   void (*linear)(const LinearBlock& block);
+  // out [k] = a row of a weight that is not dense.
+  void (*read_row)(const Weight& weight, int64_t row, void* out, DType dtype);
   void (*rms_norm)(const NormToken& token);
   void (*add)(void* to, const void* x, int64_t n, DType dtype);  // to = round(to + x)
   void (*silu_mul)(void* out, const void* gate, const void* up, int64_t n, DType dtype);

@@ -6,7 +6,15 @@
 namespace photon::cpu::PHOTON_ISA {
 
 extern const SimdKernels kernels;
-const SimdKernels kernels = {
-    PHOTON_TEXT(PHOTON_ISA), to_float, linear, rms_norm, add, silu_mul, rotate, attend, argmax};
+const SimdKernels kernels = {PHOTON_TEXT(PHOTON_ISA),
+                             to_float,
+                             linear,
+                             read_row,
+                             rms_norm,
+                             add,
+                             silu_mul,
+                             rotate,
+                             attend,
+                             argmax};
 
 }  // namespace photon::cpu::PHOTON_ISA

@@ -17,7 +17,7 @@ int linear(const LinearParams& p, void* stream) {
   switch (choice.kernel) {
     case LinearKernel::kTile:
       if (choice.why) fallbacks().note({linear_op(p), choice.why.reason});
-      if (p.weight.format != WeightFormat::kDense) return run_scaled_linear(p, stream);
+      if (p.weight.format != WeightFormat::kDense) return run_stored_linear(p, stream);
       return p.prologue == Prologue::kNone ? run_tile_linear(p, stream)
                                            : run_tile_norm_linear(p, stream);
     case LinearKernel::kBatch:

@@ -97,7 +97,7 @@ constexpr int64_t kNormedBytes =
     32 * 1024;  // of normalized tokens in shared memory at once; longer tokens come in pieces
 
 // The rows of a dense weight. What stands for it where numbers are stored otherwise
-// (scaled_linear.cu) has a type of rows with an add_dots() of its own; `row + columns` is the row
+// (stored_linear.cu) has a type of rows with an add_dots() of its own; `row + columns` is the row
 // from a later column on.
 template <typename T>
 struct DenseRows {

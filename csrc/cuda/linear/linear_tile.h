@@ -6,6 +6,6 @@ namespace photon::cuda {
 
 int run_tile_linear(const LinearParams& p, void* stream);       // Prologue::kNone
 int run_tile_norm_linear(const LinearParams& p, void* stream);  // Prologue::kRmsNorm
-int run_scaled_linear(const LinearParams& p, void* stream);     // of a weight with scales
+int run_stored_linear(const LinearParams& p, void* stream);     // of one that is not
 
 }  // namespace photon::cuda

@@ -4,6 +4,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/stored_row.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -69,9 +70,48 @@ int gather_rows(const Gather& g, const Source& source, bool vectors, int64_t row
   return gather_words<uint16_t>(g, source, rows, size_of(dtype), stream);
 }
 
+// A token's embedding from a table that is not dense, eight numbers a thread.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) read_rows_kernel(const EmbeddingParams p) {
+  wait_for_earlier();
+  let_next_start();
+  T* const out = static_cast<T*>(p.out) + blockIdx.x * p.out_stride;
+  const int64_t row = embedding_row(p, blockIdx.x);
+  if (row < 0) {
+    const T* const own = reinterpret_cast<const T*>(own_embedding(p, blockIdx.x));
+    for (int64_t i = threadIdx.x; i < p.weight.k; i += kThreads)
+      out[i] = own == nullptr ? from_float<T>(0.0f) : own[i];
+    return;
+  }
+  const StoredRow stored = stored_row(p.weight, row);
+  const bool is_fp8 = stored.format == WeightFormat::kFp8;
+  for (int64_t i = threadIdx.x * kPack; i < p.weight.k; i += kThreads * kPack) {
+    const int64_t count = p.weight.k - i;
+    float numbers[kPack];
+    if (is_fp8) {
+      decode<true>(load_fp8<false>(stored, i, count), numbers);
+    } else {
+      decode<false>(load_block<false>(stored, i), numbers);
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      if (j < count) out[i + j] = from_float<T>(numbers[j]);
+    }
+  }
+}
+
+int read_rows(const EmbeddingParams& p, void* stream) {
+  if (p.num_tokens == 0 || p.weight.k == 0) return 0;
+  return with_dtype(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return launch(read_rows_kernel<T>, waiting_shape(p.num_tokens, kThreads), stream, p);
+  });
+}
+
 }  // namespace
 
 int embedding(const EmbeddingParams& p, void* stream) {
+  if (p.weight.format != WeightFormat::kDense) return read_rows(p, stream);
   const Gather g = {p.out, p.weight.k, p.out_stride};
   const bool vectors =
       are_vector_aligned(p.weight.data, p.embeds) && are_whole_vectors(p.dtype, p.weight.stride);

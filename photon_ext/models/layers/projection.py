@@ -28,9 +28,10 @@ from photon_ext import ops
 from photon_ext.models.kernel_plan import ExecutionMode
 from photon_ext.models.layers.adapter import Adapter, link
 from photon_ext.models.layers.buffers import Activations, Workspaces
-from photon_ext.models.layers.weight import Weight
+from photon_ext.models.layers.weight import empty_weight
 from photon_ext.models.projections import ProjectionShape
 from photon_ext.runtime.step_features import StepFeatures
+from photon_ext.weight import Weight
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -44,50 +45,73 @@ class Projection:
 
     Attributes:
         shape: what it is made of, what stands before and what becomes of the product.
-        weight: [n, k].
+        weights: [rows, k], of one or more outputs each, one below the other: modules that are
+            stored alike share one.
         bias: [n], or None.
         norm: [k]: the input is RMS-normalized by it; None: it is read as it is.
         adapter: what rows' adapters add; None: it has none.
     """
 
     shape: ProjectionShape
-    weight: Weight
+    weights: tuple[Weight, ...]
     bias: torch.Tensor | None = None
     norm: torch.Tensor | None = None
     adapter: Adapter | None = None
 
+    @property
+    def weight(self) -> Weight:
+        """The only one."""
+        (weight,) = self.weights
+        return weight
+
+    def modules(self) -> Iterator[tuple[str, Weight]]:
+        """The weight of each module, by its name in a checkpoint."""
+        segments = zip(self.weights, self.shape.segments(), strict=True)
+        parts = (part for weight, segment in segments for part in weight.split(segment.rows))
+        yield from zip(self.shape.modules, parts, strict=True)
+
     def slots(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What a loader fills, by its name in a checkpoint; but the norm, whose name is another's
-        business.
+        """What a loader fills besides the weights, by its name in a checkpoint; but the norm, whose
+        name is another's business.
         """
-        modules, rows = self.shape.modules, self.shape.rows
-        for module, part in zip(modules, self.weight.split(rows), strict=True):
-            yield from part.slots(module)
         if self.bias is not None:
-            for module, bias in zip(modules, torch.split(self.bias, list(rows)), strict=True):
+            biases = torch.split(self.bias, list(self.shape.rows))
+            for module, bias in zip(self.shape.modules, biases, strict=True):
                 yield f"{module}.bias", bias
 
-    def operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weight and bias, as all linear ops take them."""
-        return self.weight.data, self.bias
+    def operands(self) -> tuple[Weight, torch.Tensor | None]:
+        """Weight and bias, as all linear ops take them; of one whose modules are stored alike."""
+        return self.weight, self.bias
 
-    @property
-    def scale(self) -> torch.Tensor | None:
-        """Of the weight, as all linear ops take it."""
-        return self.weight.scale
+    def segments(self, *outputs: torch.Tensor) -> Iterator[tuple[Any, ...]]:
+        """Of each weight in turn its columns of `outputs` [T, n], itself and its bias."""
+        if len(self.weights) == 1:
+            yield *outputs, self.weights[0], self.bias
+            return
+        begin = 0
+        for weight in self.weights:
+            parts = (out.narrow(1, begin, weight.n) for out in outputs)
+            bias = None if self.bias is None else self.bias.narrow(0, begin, weight.n)
+            yield *parts, weight, bias
+            begin += weight.n
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:
         """Adds the product with `x` [T, k] to `residual` [T, n], in a step of any mode."""
-        ops.linear_residual_(residual, x, *self.operands(), weight_scale=self.scale)
+        for out, weight, bias in self.segments(residual):
+            ops.linear_residual_(out, x, weight, bias)
 
 
 def empty_projection(
     shape: ProjectionShape, empty: Callable[..., torch.Tensor], weight: Weight | None = None
 ) -> Projection:
     """One without values, but for `weight` if it is given; `empty(*shape)` makes tensors."""
+    weights = (
+        empty_weight(sum(segment.rows), shape.k, segment.stored, empty)
+        for segment in shape.segments()
+    )
     return Projection(
         shape,
-        weight or Weight.empty(shape.rows, shape.k, empty, shape.quantization),
+        tuple(weights) if weight is None else (weight,),
         empty(shape.n) if shape.bias else None,
         empty(shape.k) if shape.normed else None,
     )
@@ -178,20 +202,22 @@ class Unfused(Execution):
         )
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        ops.linear_into(out, x, *projection.operands(), self._counts, weight_scale=projection.scale)
+        for part, weight, bias in projection.segments(out):
+            ops.linear_into(part, x, weight, bias, self._counts)
 
 
 class TorchProducts(Unfused):
-    """Op by op, with torch's matrix products, which know no weights with scales."""
+    """Op by op, with torch's matrix products, which know dense weights alone."""
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        weight, bias = projection.operands()
-        if projection.scale is not None:
+        if not projection.shape.is_dense:
             super()._multiply(out, x, projection)
-        elif bias is None:
-            torch.mm(x, weight.t(), out=out)
+            return
+        weight, bias = projection.operands()
+        if bias is None:
+            torch.mm(x, weight.data.t(), out=out)
         else:
-            torch.addmm(bias, x, weight.t(), out=out)
+            torch.addmm(bias, x, weight.data.t(), out=out)
 
 
 class Fused(Execution):
@@ -233,7 +259,6 @@ class Fused(Execution):
             hopper=True,
             pdl=True,
             workspace=self._workspaces.linear,
-            weight_scale=projection.scale,
         )
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
@@ -245,7 +270,6 @@ class Fused(Execution):
             counts,
             hopper=True,
             pdl=True,
-            weight_scale=projection.scale,
         )
         self._link(residual, projection, following)
 
@@ -260,7 +284,6 @@ class Fused(Execution):
             hopper=True,
             pdl=True,
             workspace=self._workspaces.linear,
-            weight_scale=projection.scale,
         )
 
     def _link(
@@ -295,7 +318,6 @@ class Batch(Execution):
             self._counts,
             hopper=True,
             pdl=True,
-            weight_scale=projection.scale,
         )
 
     def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
@@ -306,7 +328,6 @@ class Batch(Execution):
             self._counts,
             hopper=True,
             pdl=True,
-            weight_scale=projection.scale,
         )
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
@@ -323,7 +344,6 @@ class Batch(Execution):
             hopper=True,
             pdl=True,
             workspace=self._workspaces.batch,
-            weight_scale=projection.scale,
         )
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from photon_ext.dequantize import dequantized
 from photon_ext.models.config import ModelConfig
+from photon_ext.weight import Weight
 
 FINAL_NORM = "model.norm"
 _ADDS_TO_RESIDUAL = ("self_attn.o_proj", "mlp.down_proj")
@@ -13,18 +17,33 @@ _ADDS_TO_RESIDUAL = ("self_attn.o_proj", "mlp.down_proj")
 def folded(config: ModelConfig, module: str, tensor: torch.Tensor) -> torch.Tensor:
     """A parameter as the decoder has it.
 
-    `module`: whose it is, as Hugging Face names it; `tensor` [n, ...]: its weight, the scales of
-    that, its bias, or B of an adapter, by the module's outputs. What weights with scales are
-    multiplied by goes into the scales.
+    `module`: whose it is, as Hugging Face names it; `tensor` [n, ...]: its weight in a dtype to
+    multiply in, its bias, or B of an adapter, by the module's outputs.
     """
-    has_scales = tensor.dtype is torch.float8_e4m3fn
-    if module.endswith(_ADDS_TO_RESIDUAL) and config.residual_multiplier != 1 and not has_scales:
+    if _is_multiplied(config, module):
         return tensor.float() * config.residual_multiplier
     if module == FINAL_NORM and config.logits_divisor != 1:
         return tensor.float() / config.logits_divisor
-    if module.endswith("self_attn.qkv_proj") and config.rotated < config.head_dim:
+    if module.endswith("self_attn.qkv_proj") and config.reorders_heads:
         return tensor[_rotated_halves(config)]
     return tensor
+
+
+def folded_weight(config: ModelConfig, module: str, weight: Weight) -> Weight:
+    """The same of a weight of any format. What it is multiplied by goes into its scales."""
+    if _is_multiplied(config, module):
+        factor = config.residual_multiplier
+        if weight.scale is None:
+            return Weight(dequantized(weight).float() * factor)
+        return replace(weight, scale=weight.scale.float() * factor)
+    parts = (weight.data, weight.scale, weight.zero)
+    data, *others = (None if one is None else folded(config, module, one) for one in parts)
+    assert data is not None
+    return Weight(data, weight.format, *others)
+
+
+def _is_multiplied(config: ModelConfig, module: str) -> bool:
+    return module.endswith(_ADDS_TO_RESIDUAL) and config.residual_multiplier != 1
 
 
 def _rotated_halves(config: ModelConfig) -> torch.Tensor:

@@ -13,12 +13,20 @@ from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 from photon_ext.errors import ModelError, shortened
 from photon_ext.models.loading.gguf_reader import GgufReader
 from photon_ext.models.text.text_files import check_regular
+from photon_ext.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     import torch
 
+    from photon_ext.weight import Weight
+
 _MAGIC = b"GGUF"
 _ROW_ELEMENTS = 2**14
+_BLOCKS = {
+    form.value: form
+    for form in WeightFormat
+    if form is not WeightFormat.DENSE and not form.has_scales
+}
 
 
 class GgufFile:
@@ -82,6 +90,26 @@ class GgufFile:
     def shape(self, name: str) -> tuple[int, ...]:
         """The tensor's shape, outermost dimension first. KeyError: there is no such tensor."""
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
+    def format(self, name: str) -> WeightFormat | None:
+        """That of a tensor whose blocks kernels read; None: of any other. KeyError: there is no
+        such tensor.
+        """
+        return _BLOCKS.get(self._tensors[name].tensor_type.name.lower())
+
+    def weight(self, name: str) -> Weight:
+        """A matrix as it is stored; one of other blocks, and of plain numbers, in float32. From any
+        thread; it raises as :meth:`tensor` does.
+        """
+        import torch
+
+        from photon_ext.weight import Weight
+
+        form = self.format(name)
+        if form is None:
+            return Weight(self.tensor(name))
+        data = self._tensors[name].data.reshape(self.shape(name)[0], -1)
+        return Weight(torch.from_numpy(data.copy()), form)  # torch wants memory that can be written
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor in float32 on the CPU, outermost dimension first; from any thread.

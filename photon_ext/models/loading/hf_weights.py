@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +12,22 @@ from safetensors import SafetensorError, safe_open
 
 from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.loading.folding import folded
+from photon_ext.models.loading.expected import PLAIN, Expected
+from photon_ext.models.loading.folding import folded, folded_weight
 from photon_ext.models.loading.hf_quantization import ACTIVATION_SCALE
-from photon_ext.models.loading.hf_scales import FP8, Expected, checked_values, expected_tensors
+from photon_ext.models.loading.int4_config import Int4Scheme
+from photon_ext.models.loading.module_reader import module_reader
+from photon_ext.models.loading.placing import place
 from photon_ext.models.loading.shards import INDEX_FILE, SINGLE_FILE, weight_map
+from photon_ext.models.quantization import Quantization
 from photon_ext.models.text.text_files import check_regular, present
-from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
+from photon_ext.models.weights import (
+    DecoderWeights,
+    empty_weights,
+    other_slots,
+    weight_modules,
+)
+from photon_ext.weight import Weight
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS_COMPARED = (
@@ -39,11 +50,10 @@ def load_hf_weights(
     config: ModelConfig,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cpu",
+    quantization: Quantization | None = None,
 ) -> DecoderWeights:
-    """Reads every parameter of `config` from `directory`, converted to `dtype` on `device`.
-
-    Weights that `config.quantization` covers stay as they are stored, and their scales become
-    float32.
+    """Reads every parameter of `config` from `directory`: in `dtype` on `device`, or as
+    `config.quantization` has it. `quantization`: how the files store them.
 
     Raises ModelError, naming the file and the tensor, where a file is missing or damaged, a tensor
     is missing, of another shape, stored otherwise than the config says, or not in the shard that
@@ -51,25 +61,91 @@ def load_hf_weights(
     parameters that the model as configured would ignore: a head of its own where config.json ties
     it to the embeddings is one.
     """
-    quantization = config.quantization
-    slots = dict(weight_slots(empty_weights(config, dtype, "meta")))
-    expected = expected_tensors(slots, quantization)
+    with ExitStack() as stack:
+        files = _Files(directory, _open_all(directory, stack), quantization)
+        # before anything is allocated: a damaged size would ask for all the memory there is
+        files.check(config, empty_weights(config, dtype, "meta"), dtype)
+        weights = empty_weights(config, dtype, device)
+        for module, weight in weight_modules(weights):
+            place(weight, folded_weight(config, module, files.weight(module, weight)))
+        for name, slot in other_slots(weights):
+            slot.copy_(folded(config, name.rpartition(".")[0], files.tensor(name)))
+    return weights
+
+
+def as_in_files(directory: Path, config: ModelConfig) -> ModelConfig:
+    """The model whose scales of four-bit weights have the dtype that the files store them in, or
+    float32 where they are multiplied as they are loaded.
+    """
+    scheme = config.quantization
+    if not isinstance(scheme, Int4Scheme):
+        return config
     with ExitStack() as stack:
         tensors = _open_all(directory, stack)
-        _check_names(directory, config, set(tensors), set(expected))
-        # before anything is allocated: a damaged size would ask for all the memory there is
+        names = [name for name in tensors if name.endswith((".scales", ".weight_scale"))]
+        stored = {tensors[name].handle.get_slice(name).get_dtype() for name in names[:1]}
+    exact = {"F16": "float16", "BF16": "bfloat16"} if config.residual_multiplier == 1 else {}
+    scheme = replace(scheme, scale_dtype=exact.get("".join(stored), "float32"))
+    return replace(config, quantization=scheme)
+
+
+class _Files:
+    """The tensors of a directory, by their names."""
+
+    def __init__(
+        self, directory: Path, tensors: dict[str, _Stored], quantization: Quantization | None
+    ) -> None:
+        self._directory, self._tensors = directory, tensors
+        self._quantization = quantization
+
+    def check(self, config: ModelConfig, weights: DecoderWeights, dtype: torch.dtype) -> None:
+        """Raises ModelError unless they are those of these weights, of which nothing is read."""
+        expected = {name: Expected(tuple(slot.shape)) for name, slot in other_slots(weights)}
+        for module, weight in weight_modules(weights):
+            reader = module_reader(self._quantization, module)
+            expected |= reader.expected(module, weight.n, weight.k)
+        self._check_names(config, set(expected))
         for name, wanted in expected.items():
-            _check(tensors[name], name, wanted)
-        if config.tied_embeddings and _HEAD in tensors:
-            _check(tensors[_HEAD], _HEAD, expected[_EMBEDDING])
-            _check_tied(directory, tensors[_EMBEDDING], tensors[_HEAD], dtype)
-        weights = empty_weights(config, dtype, device)
-        for name, slot in weight_slots(weights):
-            scales = quantization if expected[name].is_scale else None
-            stored = _read(tensors[name], name)
-            values = checked_values(tensors[name].path, name, stored, slot, scales)
-            slot.copy_(folded(config, name.rpartition(".")[0], values))
-    return weights
+            _check(self._tensors[name], name, wanted)
+        if config.tied_embeddings and _HEAD in self._tensors:
+            head, table = self._tensors[_HEAD], self._tensors[_EMBEDDING]
+            _check(head, _HEAD, expected[_EMBEDDING])
+            _check_tied(self._directory, table, head, dtype)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        return _read(self._tensors[name], name)
+
+    def weight(self, module: str, slot: Weight) -> Weight:
+        """As the files store it."""
+        reader = module_reader(self._quantization, module)
+        names = list(reader.expected(module, slot.n, slot.k))
+        tensors = {name.rpartition(".")[2]: self.tensor(name) for name in names}
+        return reader.weight(tensors, self._tensors[names[0]].path, module)
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Of a linear that has none: old GPTQ files hold such biases."""
+        is_bias = isinstance(self._quantization, Int4Scheme) and name.endswith(".bias")
+        return is_bias and not bool(self.tensor(name).any())
+
+    def _check_names(self, config: ModelConfig, expected: set[str]) -> None:
+        directory, found = self._directory, set(self._tensors)
+        missing = sorted(expected - found)
+        if missing:
+            raise ModelError(
+                f"{directory}: {len(missing)} of {len(expected)} parameters are missing, first "
+                f"{missing[0]!r}; "
+                f"config.json does not belong to these weights, or shards are missing"
+            )
+        ignorable = {_HEAD} if config.tied_embeddings else set()
+        ignored = _IGNORED if self._quantization is None else (*_IGNORED, ACTIVATION_SCALE)
+        extra = sorted(name for name in found - expected - ignorable if not name.endswith(ignored))
+        extra = [name for name in extra if not self._is_zero_bias(name)]
+        if extra:
+            raise ModelError(
+                f"{directory}: {len(extra)} parameters would be ignored, first {shown(extra[0])}; "
+                "config.json does not belong to these weights, or they are quantized, biased or "
+                "adapters"
+            )
 
 
 def _open_all(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
@@ -134,25 +210,6 @@ def _open(path: Path, stack: ExitStack) -> dict[str, _Stored]:
         ) from error
 
 
-def _check_names(directory: Path, config: ModelConfig, found: set[str], expected: set[str]) -> None:
-    missing = sorted(expected - found)
-    if missing:
-        raise ModelError(
-            f"{directory}: {len(missing)} of {len(expected)} parameters are missing, first "
-            f"{missing[0]!r}; "
-            f"config.json does not belong to these weights, or shards are missing"
-        )
-    ignorable = {_HEAD} if config.tied_embeddings else set()
-    ignored = _IGNORED if config.quantization is None else (*_IGNORED, ACTIVATION_SCALE)
-    extra = sorted(name for name in found - expected - ignorable if not name.endswith(ignored))
-    if extra:
-        raise ModelError(
-            f"{directory}: {len(extra)} parameters would be ignored, first {shown(extra[0])}; "
-            "config.json does not belong to these weights, or they are quantized, biased or "
-            "adapters"
-        )
-
-
 def _check(stored: _Stored, name: str, expected: Expected) -> None:
     described = stored.handle.get_slice(name)
     shape, dtype = described.get_shape(), described.get_dtype()
@@ -162,11 +219,11 @@ def _check(stored: _Stored, name: str, expected: Expected) -> None:
             f"{list(expected.shape)}; they do not belong together"
         )
     if dtype not in expected.dtypes:
-        if expected.dtypes == FP8:
+        if expected.dtypes != PLAIN:
             raise ModelError(
                 f"{stored.path}: {name} is stored as {dtype}, and quantization_config of "
-                f"config.json says {FP8[0]}; if the file is right, name its module there among "
-                "those that are left out"
+                f"config.json says {' or '.join(expected.dtypes)}; if the file is right, name its "
+                "module there among those that are left out"
             )
         raise ModelError(
             f"{stored.path}: {name} is stored as {dtype}; use a checkpoint in float32, float16 or "

@@ -21,6 +21,8 @@ from photon_ext.models.loading.quantization_fields import (
     module_names,
     refuse,
 )
+from photon_ext.models.quantization import EMBEDDING, StoredFormat, is_left_out
+from photon_ext.weight_format import WeightFormat
 
 GROUP_STEP = 32  # columns: groups are of a multiple of them
 # of compressed-tensors: columns were quantized in another order, and are stored in their own
@@ -46,12 +48,21 @@ class Int4Scheme:
         zeros: each group has a zero point; else it is 8.
         left_out: modules whose weights have the dtype of the model: regular expressions that match
             the whole of their names.
+        scale_dtype: of the files, by its name.
     """
 
     layout: Layout
     group: int | None
     zeros: bool
     left_out: tuple[str, ...] = ()
+    scale_dtype: str = "float16"
+
+    def of(self, module: str) -> StoredFormat | None:
+        if module == EMBEDDING or is_left_out(module, self.left_out):
+            return None
+        return StoredFormat(
+            WeightFormat.INT4, 1, self.group, zeros=self.zeros, scale_dtype=self.scale_dtype
+        )
 
     def __str__(self) -> str:
         share = "one a row" if self.group is None else f"one for {self.group} columns of a row"

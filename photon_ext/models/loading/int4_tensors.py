@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from photon_ext.errors import ModelError
-from photon_ext.models.loading.hf_scales import Expected
+from photon_ext.models.loading.expected import Expected
 from photon_ext.models.loading.int4_config import GROUP_STEP, Int4Scheme, Layout
 
 _CODES = 8  # in an int32

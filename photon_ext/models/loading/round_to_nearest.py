@@ -70,13 +70,6 @@ def int4_groups(weight: torch.Tensor, group: int = INT4_GROUP) -> tuple[torch.Te
     return data, scale
 
 
-def int4_values(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """The float32 numbers [n, k] that `int4_groups` stored."""
-    nibbles = torch.stack((data & 15, data >> 4), -1).flatten(1)
-    numbers: torch.Tensor = nibbles.float() + INT4_LEAST
-    return numbers * scale.float().repeat_interleave(numbers.shape[1] // scale.shape[1], 1)
-
-
 def _int4_scales(groups: torch.Tensor) -> torch.Tensor:
     """float16 [rows, groups] of numbers [rows, groups, columns]."""
     place = groups.abs().argmax(-1, keepdim=True)

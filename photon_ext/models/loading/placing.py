@@ -1,0 +1,41 @@
+"""place: a weight of a file into its slot of a model, which may be stored otherwise."""
+
+from __future__ import annotations
+
+import torch
+
+from photon_ext.dequantize import dequantized
+from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
+from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
+
+
+def place(slot: Weight, weight: Weight) -> None:
+    """Copies it where the slot is stored alike; else its numbers are converted to the slot's dtype,
+    or rounded to the nearest that the slot's format has.
+
+    ModelError: a number cannot be rounded so.
+    """
+    if _kind(slot) == _kind(weight):
+        for to, part in zip(slot.tensors(), weight.tensors(), strict=True):
+            to.copy_(part)
+    elif slot.format is WeightFormat.DENSE:
+        slot.data.copy_(dequantized(weight))
+    else:
+        numbers = dequantized(weight).to(slot.device)
+        data, scale = _rounded(slot, numbers)
+        assert slot.scale is not None
+        slot.data.copy_(data)
+        slot.scale.copy_(scale)
+
+
+def _kind(weight: Weight) -> object:
+    """What two weights have in common whose tensors mean the same."""
+    return weight.format, weight.zero is None, [part.shape for part in weight.tensors()]
+
+
+def _rounded(slot: Weight, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    assert slot.scale is not None
+    if slot.format is WeightFormat.FP8:
+        return fp8_rows(numbers)
+    return int4_groups(numbers, slot.k // slot.scale.shape[1])

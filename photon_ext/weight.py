@@ -1,0 +1,81 @@
+"""Weight: a matrix that linears multiply by, as their kernels read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, device
+
+from photon_ext.weight_format import WeightFormat
+
+SCALE_BLOCK = 128  # rows, and columns, of a block of fp8 with one scale: kScaleBlock of weight.h
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A matrix [n, k]: n outputs of k inputs each. Ops take one where they take a dense tensor.
+
+    A number is rounded to float32 once, before it is multiplied: `photon_ext.dequantize` has it.
+
+    Attributes:
+        data: DENSE: [n, k], of the dtype of the activations. FP8: float8_e4m3fn [n, k]; a NaN among
+            them (0x7f, 0xff) is not looked for, and read as 480. Else uint8 [n, bytes of a row]:
+            k is whole blocks of the format. Of INT4 the low four bits of a byte are an even column,
+            the high ones the next.
+        format: how the numbers lie in it.
+        scale: what they are multiplied by; contiguous. FP8: float32 [n, 1], one a row; [n, ceil(k /
+            128)], one for each 128 columns of a row; or [ceil(n / 128), ceil(k / 128)], one a block
+            of 128 x 128. INT4: float32, float16 or bfloat16 [n, groups], whose columns are a
+            multiple of 32. Else None.
+        zero: of INT4, uint8 [n, groups], contiguous: a number is (bits - zero) * scale. None: 8.
+    """
+
+    data: Tensor
+    format: WeightFormat = WeightFormat.DENSE
+    scale: Tensor | None = None
+    zero: Tensor | None = None
+
+    @property
+    def n(self) -> int:
+        """Outputs."""
+        return self.data.shape[0]
+
+    @property
+    def k(self) -> int:
+        """Inputs."""
+        columns = self.data.shape[1]
+        if self.format is WeightFormat.DENSE:
+            return columns
+        return columns // self.format.bytes * self.format.columns
+
+    @property
+    def device(self) -> device:
+        return self.data.device
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it is made of."""
+        yield from (one for one in (self.data, self.scale, self.zero) if one is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as it is stored."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    def split(self, rows: Sequence[int]) -> Iterator[Weight]:
+        """Views of the first rows[0] outputs, then of the next. Of scales of blocks of rows each
+        has its own: all but the last consist of whole blocks.
+        """
+        begin = 0
+        for count in rows:
+            yield self._rows(begin, count)
+            begin += count
+
+    def _rows(self, begin: int, count: int) -> Weight:
+        of_scale = begin, count
+        if self.scale is not None and len(self.scale) != self.n:
+            of_scale = begin // SCALE_BLOCK, -(-count // SCALE_BLOCK)
+        data = self.data.narrow(0, begin, count)
+        scale = None if self.scale is None else self.scale.narrow(0, *of_scale)
+        zero = None if self.zero is None else self.zero.narrow(0, *of_scale)
+        return Weight(data, self.format, scale, zero)

@@ -1,0 +1,45 @@
+"""WeightFormat: how the numbers of a weight lie in memory. Host data only, no torch."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from photon_ext import _C
+
+
+class WeightFormat(Enum):
+    """A row is a sequence of blocks, of so many columns in so many bytes; what a block holds is
+    said in csrc/common/weight.h. From Q4_0 on they are those of GGUF files, each with its scales.
+
+    Attributes:
+        code: what ops know it by.
+        columns, bytes: of a block; of DENSE they mean nothing.
+    """
+
+    DENSE = "dense"
+    FP8 = "fp8"
+    INT4 = "int4"
+    Q4_0 = "q4_0"
+    Q4_1 = "q4_1"
+    Q5_0 = "q5_0"
+    Q5_1 = "q5_1"
+    Q8_0 = "q8_0"
+    Q4_K = "q4_k"
+    Q5_K = "q5_k"
+    Q6_K = "q6_k"
+
+    code: int
+    columns: int
+    bytes: int
+
+    def __init__(self, name: str) -> None:
+        self.code, self.columns, self.bytes = _C.weight_formats()[name]
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether they lie beside the numbers."""
+        return self in (WeightFormat.FP8, WeightFormat.INT4)
+
+    def row_bytes(self, k: int) -> int:
+        """Of k columns, which are whole blocks."""
+        return k // self.columns * self.bytes
