@@ -108,8 +108,12 @@ class GgufFile:
         form = self.format(name)
         if form is None:
             return Weight(self.tensor(name))
-        data = self._tensors[name].data.reshape(self.shape(name)[0], -1)
-        return Weight(torch.from_numpy(data.copy()), form)  # torch wants memory that can be written
+        stored = self._tensors[name]
+        # read, not mapped: pages of the file beside the weights would take the memory twice
+        data = np.fromfile(
+            self.path, np.uint8, int(stored.n_bytes), offset=int(stored.data_offset)
+        )
+        return Weight(torch.from_numpy(data).view(self.shape(name)[0], -1), form)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor in float32 on the CPU, outermost dimension first; from any thread.
