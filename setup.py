@@ -186,7 +186,7 @@ LIBRARIES = (
     Library(
         "_ops",
         "_ops.abi3.so",
-        ("csrc/ops/*.cpp", "csrc/cpu/*.cpp", "csrc/cpu/simd/*.cpp", "csrc/cuda/*/*.cu"),
+        ("csrc/cuda/*/*.cu", "csrc/ops/*.cpp", "csrc/cpu/*.cpp", "csrc/cpu/simd/*.cpp"),
         needs_torch=True,
         link_flags="-Wl,-z,defs",  # a kernel that is declared and missing fails here, not at import
     ),

@@ -337,7 +337,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--quantize",
         choices=CHOICES,
         help="weights in memory: stored (as in the file), none (all in the dtype), or rounded to "
-        "fp8 or int4; by default stored, but none for a .gguf file on a GPU",
+        "fp8 or int4; by default stored, but none on a GPU that has room for it",
     )
 
 

@@ -84,7 +84,9 @@ SCHEMES: dict[str, tuple[Layout, dict[str, Any], bool]] = {
 
 
 def assert_same_numbers(folder: Path, device: str = "cpu") -> None:
-    stored, plain = (load_model(folder / name, torch.float32, device) for name in ("int4", "plain"))
+    stored, plain = (
+        load_model(folder / name, torch.float32, device, "stored") for name in ("int4", "plain")
+    )
     check_weights(stored.config, stored.weights)
     formats = [weight.format for module, weight in weight_modules(stored.weights)]
     assert set(formats) == {WeightFormat.DENSE, WeightFormat.INT4}

@@ -21,10 +21,10 @@ from photon_ext.models.kernel_plan import (
     plan_kernels,
 )
 from photon_ext.models.loading.hf_config import hf_config
-from photon_ext.models.loading.loader import LoadedModel, load_model
+from photon_ext.models.loading.loader import LoadedModel, config_in_memory, load_model
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.projections import head_projection, layer_projections
-from photon_ext.models.weights import check_weights, random_weights
+from photon_ext.models.weights import check_weights, empty_weights, random_weights
 from photon_ext.sampling import SamplingParams
 from tests.engine.test_engine_models import tiny_engine
 from tests.models.adapters import adapter_tensors, saved_adapter
@@ -65,7 +65,7 @@ def logits(model: LoadedModel) -> torch.Tensor:
 
 def assert_same_numbers(tmp_path: Path, device: str = "cpu") -> LoadedModel:
     stored, plain = (
-        load_model(tmp_path / name, torch.float32, device) for name in ("fp8", "plain")
+        load_model(tmp_path / name, torch.float32, device, "stored") for name in ("fp8", "plain")
     )
     check_weights(stored.config, stored.weights)
     assert stored.weights.nbytes < 0.6 * plain.weights.nbytes
@@ -85,7 +85,7 @@ def test_blocks_of_qwen3_give_the_logits_of_the_same_numbers(tmp_path: Path, dev
     assert layer.mlp.down.weight.data.dtype is FP8
     assert stored.weights.head.weight.scale is None
     assert str(stored.config.quantization) == "fp8 weights, scales one a block of 128 x 128"
-    in_bfloat16 = logits(load_model(folder, device=device)).float()
+    in_bfloat16 = logits(load_model(folder, None, device, "stored")).float()
     assert (in_bfloat16 - logits(stored)).norm() < 0.05 * logits(stored).norm()
 
 
@@ -286,6 +286,22 @@ def test_other_schemes_are_refused_by_name_with_what_can_be_read(
 def test_rows_that_change_their_order_have_scales_of_their_own() -> None:
     with pytest.raises(ModelError, match="use a checkpoint with a scale for each row"):
         hf_config({**PUBLISHED["phi-4-mini"], "quantization_config": blocks()})
+
+
+def test_a_gpu_expands_weights_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its fast kernels read no others; unless it is asked not to."""
+    stored = hf_config({**QWEN3, "quantization_config": blocks()})
+    plain, cuda = hf_config(QWEN3), torch.device("cuda")
+    size = empty_weights(plain, torch.bfloat16, "meta").nbytes
+    for free, expected in ((2 * size, None), (size, stored.quantization)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
+        found = config_in_memory(stored, None, torch.bfloat16, cuda)
+        assert found.quantization == expected
+    for quantize, expected in (("stored", stored.quantization), ("none", None)):
+        found = config_in_memory(stored, quantize, torch.bfloat16, cuda)
+        assert found.quantization == expected
+    on_cpu = config_in_memory(stored, None, torch.bfloat16, torch.device("cpu"))
+    assert on_cpu == stored
 
 
 # --- which kernels run ----------------------------------------------------------------------------

@@ -110,9 +110,7 @@ class GgufFile:
             return Weight(self.tensor(name))
         stored = self._tensors[name]
         # read, not mapped: pages of the file beside the weights would take the memory twice
-        data = np.fromfile(
-            self.path, np.uint8, int(stored.n_bytes), offset=int(stored.data_offset)
-        )
+        data = np.fromfile(self.path, np.uint8, int(stored.n_bytes), offset=int(stored.data_offset))
         return Weight(torch.from_numpy(data).view(self.shape(name)[0], -1), form)
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -18,7 +18,7 @@ from photon_ext.models.loading.model_files import (
 )
 from photon_ext.models.requantize import checked_quantize, requantized
 from photon_ext.models.text.text_files import present
-from photon_ext.models.weights import DecoderWeights, without_ids
+from photon_ext.models.weights import DecoderWeights, empty_weights, without_ids
 
 if TYPE_CHECKING:
     from photon_ext.models.text.tokenizer import Tokenizer
@@ -31,6 +31,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "bf16": torch.bfloat16,
 }
+
+MOST_OF_FREE = 0.7  # of a GPU's memory that weights in the dtype of the model may take unasked
 
 
 class LoadedModel(NamedTuple):
@@ -62,8 +64,8 @@ def load_model(
         quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8
             with scales, and the common blocks of GGUF files. "none": all in the dtype. "fp8",
             "int4": each number rounded to the nearest, with a scale a row, or a group of up to 128
-            columns; in "int4" the head is fp8. None: "stored", but "none" for a GGUF file on a GPU,
-            whose fast kernels do not read its blocks.
+            columns; in "int4" the head is fp8. None: "stored"; but on a GPU, whose fast kernels
+            read no such weights, "none" where that takes at most 0.7 of its free memory.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.
@@ -99,9 +101,9 @@ def _load_directory(
         from photon_ext.models.loading.hf_weights import as_in_files, load_hf_weights
         from photon_ext.models.text.tokenizer import TOKENIZER_FILE, Tokenizer
     in_file = as_in_files(directory, directory_config(directory))
-    config = requantized(in_file, quantize)
+    dtype = dtype or default_dtype(in_file)
+    config = config_in_memory(in_file, quantize, dtype, torch.device(device))
     tokenizer = Tokenizer.from_directory(directory) if present(directory / TOKENIZER_FILE) else None
-    dtype = dtype or default_dtype(config)
     weights = load_hf_weights(directory, config, dtype, device, in_file.quantization)
     return _with_tokenizer(config, weights, tokenizer, directory / TOKENIZER_FILE)
 
@@ -115,15 +117,25 @@ def _load_gguf(
         from photon_ext.models.loading.gguf_weights import load_gguf_weights, stored_formats
         from photon_ext.models.text.tokenizer import Tokenizer
     file = GgufFile(path)
-    config = gguf_config(file)
-    on_cpu = torch.device(device).type == "cpu"
-    if quantize == "stored" or (quantize is None and on_cpu):
-        config = replace(config, quantization=stored_formats(file, config))
-    elif quantize is not None:
-        config = requantized(config, quantize)
+    plain = gguf_config(file)
+    stored = replace(plain, quantization=stored_formats(file, plain))
+    dtype = dtype or default_dtype(plain)
+    config = config_in_memory(stored, quantize, dtype, torch.device(device))
     tokenizer = Tokenizer.from_gguf(file)
-    weights = load_gguf_weights(file, config, dtype or default_dtype(config), device)
+    weights = load_gguf_weights(file, config, dtype, device)
     return _with_tokenizer(config, weights, tokenizer, path)
+
+
+def config_in_memory(
+    stored: ModelConfig, quantize: str | None, dtype: torch.dtype, device: torch.device
+) -> ModelConfig:
+    """How weights lie there, by `quantize` of load_model; `stored`: as the file has them."""
+    if quantize is not None or device.type == "cpu":
+        return requantized(stored, quantize)
+    plain = requantized(stored, "none")
+    free, _ = torch.cuda.mem_get_info(device)
+    fits = empty_weights(plain, dtype, "meta").nbytes <= MOST_OF_FREE * free
+    return plain if fits else stored
 
 
 def default_dtype(config: ModelConfig) -> torch.dtype:
