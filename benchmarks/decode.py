@@ -6,8 +6,10 @@ A model is a named shape with random weights, a model directory, a .gguf file or
 figure comes from a window of its own, so that what is added to see one does not slow another:
 plain steps for ms/step, the host's split, a second pipeline with timing events for the step gap,
 and on CUDA, after everything else, a profile for the node gap. Beside it stands a prediction: the
-floor, and NODE_US for each kernel of the step. `--timeline-cost` compares steps with the checks for
-a timeline, while none is recorded, and without. On a CPU the sizes are small: about a minute.
+floor, and NODE_US for each kernel of the step. `--quantize int4` rounds weights, "none" expands
+them, and the floor counts their bytes as they then lie in memory. `--timeline-cost` compares steps
+with the checks for a timeline, while none is recorded, and without. On a CPU the sizes are small:
+about a minute.
 
 `--engine plain,exact` and `--prefill 256,2048` measure these alone: ms/step of whole answers
 through the engine, and the forward of a prompt of so many tokens.
@@ -34,6 +36,7 @@ from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, agree, host_split, random_prompts, summary
 from benchmarks.floor import bytes_of, read_floor
+from photon_ext.models.requantize import CHOICES
 from photon_ext.runtime import probe
 
 TRACED_STEPS = 12
@@ -56,7 +59,9 @@ class Bench:
     def __init__(self, name: str, args: Namespace, bytes_per_s: float) -> None:
         dtype = None if args.dtype is None else cli.DTYPES[args.dtype]
         self.name, self.args = name, args
-        self.config, self.weights = open_model(name, dtype, cli.device_of(args.device))
+        self.config, self.weights = open_model(
+            name, dtype, cli.device_of(args.device), args.quantize
+        )
         self.prompt_len = max(1, args.context - args.warm_up - args.steps // 2)
         self.bytes_per_s = bytes_per_s
         self._tokens: dict[int, list[list[int]]] = {}
@@ -237,7 +242,13 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
         bench = Bench(name, args, bytes_per_s)
         benches.append(bench)
         weight_bytes = bench.weights.nbytes
-        return {"dtype": bench.dtype, "weight_bytes": weight_bytes, "check": bench.check()}
+        stored = bench.config.quantization
+        return {
+            "dtype": bench.dtype,
+            "weights": bench.dtype if stored is None else str(stored),
+            "weight_bytes": weight_bytes,
+            "check": bench.check(),
+        }
 
     if result.measure({"what": "check", "model": name}, load) is None:
         return None
@@ -270,6 +281,9 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--depth", type=cli.integers, default=[1, 2])
     add(
         "--dtype", choices=cli.DTYPES, help="default: bfloat16 for shapes, a model's own for models"
+    )
+    add(
+        "--quantize", choices=CHOICES, help="how weights lie in memory; default: as load_model does"
     )
     add("--steps", type=number, help="steps per window at most")
     add("--warm-up", type=number, default=16, help="steps before the first window")

@@ -6,8 +6,9 @@ Operands that a step would read from memory are rotated among so many copies tha
 them; on CUDA all copies are run in one graph, and a time is the median of its replays over the
 number of copies. Each result is checked against photon_ext/reference.py before it is timed. `loss`
 is the time above bytes / ceiling. The case "layers" is a chain: the linears of a model's layers one
-after the other. What memory has no room for is skipped. `benchmarks.report FILE` shows a result's
-tables.
+after the other. Linears of weights of fewer bits (`--formats`) are those of a decode step by
+portable kernels, and their bytes those of the format. What memory has no room for is skipped.
+`benchmarks.report FILE` shows a result's tables.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ from benchmarks.kernel_cases.adapters import adapter_groups
 from benchmarks.kernel_cases.attention import chunk_groups, decode_groups
 from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
-from benchmarks.kernel_cases.linears import linear_groups
+from benchmarks.kernel_cases.linears import linear_groups, stored_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
 from benchmarks.kernel_cases.spatial import spatial_groups
 from photon_ext.cli.info import describe
 from photon_ext.engine.memory import available_bytes
+from photon_ext.weight_format import WeightFormat
 
 ON_GPU = {
     "models": ["qwen3-0.6b", "qwen3-4b", "qwen3-8b", "llama-3.2-1b"],
@@ -42,6 +44,7 @@ ON_GPU = {
     "contexts": [16, 512, 4096, 32768],
     "chunks": [256, 2048],
 }
+FORMATS = [form.value for form in WeightFormat if form is not WeightFormat.DENSE]
 ON_CPU = {"models": ["small"], "batches": [1], "contexts": [512], "chunks": [64]}
 MOST_COPIES, QUICK_COPIES = 4096, 8
 PATIENCE, QUICK_PATIENCE = Patience(20, 0.5), Patience(5, 0.1)
@@ -118,6 +121,7 @@ def groups(setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
     contexts = [each for each in args.contexts if each <= setting.config.longest]
     yield from chain_groups(setting, args.batches)
     yield from linear_groups(setting, args.batches)
+    yield from stored_groups(setting, args.batches, args.formats)
     yield from adapter_groups(setting, args.batches)
     yield from spatial_groups(setting, args.batches)
     yield from decode_groups(setting, args.batches, contexts)
@@ -149,6 +153,8 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--ops", type=cli.names, help="only these: ops, or uses like qkv, attention, layers")
     add("--contexts", type=cli.integers, help="tokens that attention sees")
     add("--chunks", type=cli.integers, help="tokens of a prompt's chunk")
+    told = f"of {', '.join(FORMATS)}: linears whose weights have fewer bits"
+    add("--formats", type=cli.names, default=["fp8", "int4"], help=told)
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
     add("--quick", action="store_true", help="few copies and replays: whether it runs at all")
     cli.floor_option(options)
@@ -156,6 +162,8 @@ def arguments(given: list[str] | None) -> Namespace:
     unknown = [name for name in args.models if name not in SHAPES]
     if unknown:
         options.error(f"--models {', '.join(unknown)}: unknown; known are {', '.join(SHAPES)}")
+    if unknown := [name for name in args.formats if name not in FORMATS]:
+        options.error(f"--formats {', '.join(unknown)}: unknown; known are {', '.join(FORMATS)}")
     return args
 
 

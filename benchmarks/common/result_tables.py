@@ -47,7 +47,8 @@ COUNTS = {
     **{"quiet": "{quiet_steps}/{steps}", "passed": "{passed}"},
 }
 KERNELS = {
-    **{"op": "op", "what": "what", "way": "way", "B": "batch", "context": "context"},
+    **{"op": "op", "what": "what", "format": "format", "way": "way", "B": "batch"},
+    **{"context": "context"},
     **{"chunk": "chunk", "us": "us", "TB/s": "tb_per_s", "share": "{share:.0%}", "cold": "{cold}"},
     **{"loss us": "loss_us", "loss/dep": "loss_us_per_dependency", "TFLOP/s": "tflop_per_s"},
     **{"torch us": "baseline[us]", "ratio": "ratio", "error": "checked[error]"},

@@ -13,6 +13,7 @@ from benchmarks.common.replay import Rotation, Run
 from benchmarks.common.result import BenchmarkError
 from photon_ext import reference
 from photon_ext.models.config import ModelConfig
+from photon_ext.weight import Weight
 
 # Relative error by norm against the reference in the same dtype: both round and sum differently.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -24,6 +25,7 @@ class Setting(NamedTuple):
     Attributes:
         way: "plain" where an op has one path, "portable" and "hopper" where it has two.
         context, chunk: tokens of attention; 0 where there are none.
+        form: the format of a weight that has fewer bits; "" where it is dense.
     """
 
     config: ModelConfig
@@ -34,6 +36,7 @@ class Setting(NamedTuple):
     way: str = "plain"
     context: int = 0
     chunk: int = 0
+    form: str = ""
 
     def normal(self, *shape: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
         """Random numbers; the same at every call with the same shape and seed."""
@@ -111,16 +114,22 @@ class Plan:
     @property
     def labels(self) -> dict[str, Any]:
         """What tells this case from others of its op, use and way."""
-        sizes = {"context": self.setting.context, "chunk": self.setting.chunk}
+        at = self.setting
+        sizes = {"context": at.context, "chunk": at.chunk, "format": at.form}
         given = {name: size for name, size in sizes.items() if size}
         return {"batch": self.setting.batch, **given}
 
 
 def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once; `way` replaces what
-    is given for `hopper`.
+    is given for `hopper`. Of a Weight the op gets its parts.
     """
     call = getattr(torch.ops.photon_ext, op).default
+    for one in args:
+        if isinstance(one, Weight):
+            code = one.format.code
+            options |= {"weight_scale": one.scale, "weight_format": code, "weight_zero": one.zero}
+    args = tuple(one.data if isinstance(one, Weight) else one for one in args)
     for index, argument in enumerate(call._schema.arguments):
         if argument.name != "hopper":
             continue
@@ -144,7 +153,7 @@ def rotated_case(
     """A case of one op, run with one operand after the other.
 
     Args:
-        operands: what is rotated: tensors, or anything else where nothing needs to be.
+        operands: what is rotated: tensors, weights, or anything else where nothing needs to be.
         arguments: the op's arguments with one of them. written: the indices of its outputs.
         nbytes: bytes that a run must read and write.
         torch_calls: what torch does with the same operand, its name first.
@@ -160,7 +169,7 @@ def rotated_case(
     runs = [bind(op, *arguments(operand), way=setting.way, **given) for operand in operands]
     verify = partial(verify_call, op, arguments(operands[0]), written, setting.way, given)
     first = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
-    size = sum(each.nbytes for each in first if isinstance(each, torch.Tensor))
+    size = sum(each.nbytes for each in first if isinstance(each, torch.Tensor | Weight))
     cold = size > 0 and setting.rotation.cold(size)
     return Case(runs, nbytes, verify, None if torch_calls is None else baseline, cold)
 

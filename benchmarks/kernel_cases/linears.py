@@ -3,9 +3,10 @@ residual after them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import NARROW_BATCH_TOKENS
+from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
 from photon_ext.models.projections import (
     BATCH_OPS,
     FUSED_OPS,
@@ -22,6 +24,9 @@ from photon_ext.models.projections import (
     head_projection,
     layer_projections,
 )
+from photon_ext.models.requantize import GROUPS
+from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
 
 WAYS = ("portable", "hopper")
 MANY_TOKENS = 65  # from here on only the kernels made for so many are measured
@@ -63,6 +68,7 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
                 ways = [(each.fused, "hopper")]
             if batch == 1:
                 ways.append(("gemv_into", "plain"))
+            makes: list[tuple[str, str, Callable[..., Case]]]
             makes = [(op, way, _linear) for op, way in ways]
             if each.batch and batch <= NARROW_BATCH_TOKENS:
                 of_batch = WAYS if batch < MANY_TOKENS else ("hopper",)
@@ -75,17 +81,65 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
     yield [Plan(("fused_mlp_into",), "mlp", at, _mlp, MLP_MEMORY) for at in sizes]
 
 
-def _linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
-    """One op on each weight matrix in turn."""
+def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> Iterator[list[Plan]]:
+    """The ops of a decode step on weights of fewer bits: a group per matrix and format whose whole
+    blocks its rows are.
+    """
+    for each, form in product(projections(setting.config), map(WeightFormat, formats)):
+        if each.k % max(form.columns, 32):
+            continue
+        weights = cache(partial(_stored_copies, setting, each, form))
+        size = each.n * form.row_bytes(each.k)
+        memory = setting.rotation.copies(size) * size + setting.nbytes(each.n, each.k)
+        at = setting._replace(way="portable", form=form.value)
+        make = partial(_linear, each.fused, weights)
+        yield [
+            Plan((each.fused,), each.what, at._replace(batch=batch), make, memory)
+            for batch in batches
+        ]
+
+
+def _stored_copies(at: Setting, projection: Projection, form: WeightFormat) -> list[Weight]:
+    """As many copies of a weight as are to be rotated."""
+    made = _stored(at, projection.n, projection.k, form)
+    return [
+        replace(
+            made,
+            data=made.data.clone(),
+            scale=None if made.scale is None else made.scale.clone(),
+        )
+        for _ in range(at.rotation.copies(made.nbytes))
+    ]
+
+
+def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
+    """Rounded random numbers. Of a GGUF file's block random bytes of which any two are a float16
+    below 0.125, so that its scales are sane wherever they lie.
+    """
+    if form is WeightFormat.FP8:
+        data, scale = fp8_rows(at.normal(n, k, deviation=k**-0.5))
+        return Weight(data, form, scale)
+    if form is WeightFormat.INT4:
+        group = next(group for group in GROUPS if k % group == 0)
+        data, scale = int4_groups(at.normal(n, k, deviation=k**-0.5), group)
+        return Weight(data, form, scale)
+    generator = torch.Generator(device=at.device).manual_seed(0)
+    data = torch.empty(n, form.row_bytes(k), dtype=torch.uint8, device=at.device)
+    return Weight(data.random_(0, 256, generator=generator).bitwise_and_(0x2F), form)
+
+
+def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at: Setting) -> Case:
+    """One op on each weight matrix in turn; torch has the same for dense ones alone."""
     every, eps, batch = weights(), at.config.rms_eps, at.batch
-    n, k = every.shape[1:]
+    stored = isinstance(every[0], Weight)
+    n, k = (every[0].n, every[0].k) if isinstance(every[0], Weight) else every[0].shape
     shape = {"gemv_into": (n,), "norm_swiglu_into": (batch, n // 2)}.get(op, (batch, n))
     x = at.normal(k) if op == "gemv_into" else at.normal(batch, k)
     residual = op == "linear_residual_"
     out = at.normal(*shape, seed=1) if residual else at.unwritten(*shape)
     gain = at.gain(k)
     options: dict[str, object] = {}
-    if batch >= MANY_TOKENS and not residual:
+    if batch >= MANY_TOKENS and not residual and not stored:
         words = ops.linear_workspace_words(batch, k)
         options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
     nbytes = every[0].nbytes + x.nbytes + (1 + residual) * out.nbytes
@@ -93,7 +147,7 @@ def _linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
     def case(name: str, call: Callable[[torch.Tensor], object], *before: object) -> Case:
         moved = nbytes + (gain.nbytes if before else 0)
         arguments = (out, x, *before)
-        calls = name, call
+        calls = None if stored else (name, call)
         made = rotated_case(at, op, every, lambda w: (*arguments, w), (0,), moved, calls, options)
         return replace(made, flops=2 * batch * n * k if batch >= MANY_TOKENS else 0)
 

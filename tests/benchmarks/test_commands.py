@@ -31,6 +31,8 @@ COMMANDS = {
     "--floor-gib 0.01 --timeline-cost",
     "decode through the engine": f"{TINY} --batches 1,3 --engine plain,exact --prefill 24 "
     "--floor-gib 0.01",
+    "decode of fewer bits": f"{TINY} --batches 1 --depth 2 --context 40 --steps 12 --warm-up 4 "
+    "--floor-gib 0.01 --quantize int4",
     "bubble": f"{TINY} --streams 1,3 --requests 4 --calibrate 3 --rounds 2 --length 16 --prompt 8 "
     "--long tiny --long-tokens 40 --long-sequences 3 --meter-cost",
     "bubble of short answers": f"{TINY} --streams 1,8 --requests 6 --calibrate 6 --answer 3 "
@@ -132,23 +134,6 @@ def test_one_that_cannot_be_made_fails_alone(tmp_path: Path) -> None:
     assert "nonesuch" in run["entries"][0]["error"]
 
 
-@pytest.mark.parametrize("given", ["--new-tokens 8", "--together"])
-def test_a_cpu_is_compared_by_equal_tokens(given: str, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    cpu, path = importlib.import_module("benchmarks.cpu"), tmp_path / "r.jsonl"
-    assert cpu.main(["--model", "tiny", *given.split(), "--repeats", "1", "--json", str(path)]) == 0
-    (run,) = read_runs(path)
-    assert all(entry["tokens_equal"] for entry in run["entries"])
-    if importlib.util.find_spec("llama_cpp") is None:
-        assert "pip install llama-cpp-python" in cpu.open_llama_cpp("tiny", 8, 1)[1]
-
-
-def test_the_most_threads_are_those_of_our_kernels() -> None:
-    cpu = importlib.import_module("benchmarks.cpu")
-    source = (REPOSITORY / "csrc" / "cpu" / "parallel.cpp").read_text()
-    assert f"kMaxThreads = {cpu.MOST_THREADS};" in source
-
-
 def test_schemas_are_judged_one_by_one(
     narrow: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +185,15 @@ def test_bytes_of_a_step_are_those_computed_by_hand(model: str, gigabytes: float
     weights = empty_weights(SHAPES[model], torch.bfloat16, "meta")
     assert weights.bytes_per_step == pytest.approx(gigabytes * 1e9, rel=1e-3)
     assert SHAPES[model].kv_bytes_per_token(2) == kib * 1024
+
+
+def test_bytes_of_a_step_of_fewer_bits_are_those_computed_by_hand() -> None:
+    """TINY in int4, a scale in float16 for 64 columns or for 32 of the 96 that down has; a head in
+    fp8, and norms in float32."""
+    weights = open_model("tiny", torch.float32, torch.device("cpu"), "int4")[1]
+    linears = (128 + 64 + 192) * (64 // 2 + 2) + 64 * (96 // 2 + 3 * 2)
+    norms = 2 * 64 + 2 * 16
+    assert weights.bytes_per_step == 2 * (linears + 4 * norms) + 256 * (64 + 4) + 4 * 64
 
 
 def test_a_session_refuses_wrong_tokens_and_sees_rows_that_differ() -> None:

@@ -69,6 +69,28 @@ def test_a_wrong_result_is_an_error_and_the_others_go_on(
     assert errors["rms_norm_into"] == ""
 
 
+def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) -> None:
+    """Of TINY o is [64, 64], and its input and twice its output are 64 numbers; no row of it is
+    whole blocks of q4_k."""
+    given = ("--formats", "fp8,int4,q4_1,q8_0,q4_k", "--ops", "o")
+    code, entries = run(tmp_path / "k.jsonl", *given)
+    assert code == 0
+    moved = {e["format"]: e["bytes"] for e in entries if e.get("format") and e["batch"] == 1}
+    vectors, blocks = 3 * 64 * 2, 64 * 2
+    assert moved == {
+        "fp8": 64 * 64 + 64 * 4 + vectors,
+        "int4": 64 * 32 + 64 * 2 + vectors,
+        "q4_1": blocks * 20 + vectors,
+        "q8_0": blocks * 34 + vectors,
+    }
+
+
+def test_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kernels.main(["--device", "cpu", "--formats", "fp8,q3"])
+    assert "--formats q3: unknown; known are fp8, int4, q4_0" in capsys.readouterr().err
+
+
 @pytest.mark.gpu
 def test_replays_on_a_gpu(tmp_path: Path) -> None:
     given = (
