@@ -30,6 +30,15 @@ def dequantized(weight: Tensor | Weight) -> Tensor:
     return _BLOCKS[form](blocks).reshape(len(data), weight.k)
 
 
+def has_finite_scales(weight: Weight) -> bool:
+    """Whether the scales and minima within the blocks of a weight of a GGUF file are finite. No
+    others are read.
+    """
+    blocks = weight.data.reshape(weight.n, -1, weight.format.bytes)
+    halves = (_half(blocks, at) for at in _HALVES[weight.format])
+    return all(bool(half.isfinite().all()) for half in halves)
+
+
 def _of_columns(weight: Weight) -> Tensor:
     """The scales of fp8, [n, k] or [n, 1]."""
     assert weight.scale is not None
@@ -130,4 +139,16 @@ _BLOCKS: Mapping[WeightFormat, Callable[[Tensor], Tensor]] = {
     WeightFormat.Q4_K: _q4_k,
     WeightFormat.Q5_K: _q5_k,
     WeightFormat.Q6_K: _q6_k,
+}
+
+# Where a block has numbers in float16: its scale, and its minimum.
+_HALVES: Mapping[WeightFormat, tuple[int, ...]] = {
+    WeightFormat.Q4_0: (0,),
+    WeightFormat.Q4_1: (0, 2),
+    WeightFormat.Q5_0: (0,),
+    WeightFormat.Q5_1: (0, 2),
+    WeightFormat.Q8_0: (0,),
+    WeightFormat.Q4_K: (0, 2),
+    WeightFormat.Q5_K: (0, 2),
+    WeightFormat.Q6_K: (208,),
 }

@@ -44,8 +44,8 @@ def converted(config: ModelConfig, weights: DecoderWeights, dtype: torch.dtype) 
     """The same parameters as `config` stores them, and in `dtype`."""
     made = empty_weights(config, dtype, weights.device)
     modules = zip(weight_modules(made), weight_modules(weights), strict=True)
-    for (_, slot), (_, weight) in modules:
-        place(slot, weight)
+    for (module, slot), (_, weight) in modules:
+        place(slot, weight, module)
     for (_, to), (_, values) in zip(other_slots(made), other_slots(weights), strict=True):
         to.copy_(values)
     bias = weights.head.bias

@@ -7,13 +7,16 @@ them and come back.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llguidance  # noqa: F401  without it these tests are left out
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
+from benchmarks.common.formats import converted
 from photon_ext.engine import Engine
 from photon_ext.engine.output import Output
 from photon_ext.engine.prompts import Prompt
@@ -26,6 +29,7 @@ from tests.engine.test_embeds import image_of
 from tests.engine.test_engine_models import prompt_of
 from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.regions import random_heads
+from tests.models.stored_gguf import FAMILIES, write_stored_gguf
 from tests.models.tiny import VOCAB, saved_tiny_model
 
 WORD = {"regex": "[a-z]{24,30}"}  # on the device
@@ -140,3 +144,39 @@ def test_each_has_what_it_has_alone(
     assert [len(output.objects) for output in found[10:14]] == [7, 7, 9, 9]
     assert engine._scheduler._pager._embeds.free == 12
     assert stats.automata_held == stats.pages_held == stats.rows_held == 0
+
+
+@pytest.mark.parametrize(
+    ("quantize", "depth", "exact"),
+    [("stored", 1, False), ("stored", 2, True), ("fp8", 2, False), ("int4", 2, True)],
+)
+def test_stored_weights_answer_as_the_same_numbers_do(
+    quantize: str, depth: int, exact: bool, tmp_path: Path
+) -> None:
+    """Of a GGUF file in blocks, also of the embeddings, which are the head."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 16}
+    values = {**FAMILIES["qwen3"], **sizes}
+    path = tmp_path / "m.gguf"
+    model = write_stored_gguf(values, path, lambda name: GGMLQuantizationType.Q5_0)
+    adapters = {
+        name: saved_adapter(tmp_path / name, adapter_tensors(model, 4, seed), 4)
+        for seed, name in enumerate(("one", "two"))
+    }
+    config, weights, _ = load_model(path, "float32", "cpu", quantize)
+    head = replace(weights.head, bias=None)  # the file's tokenizer is not the one here
+    stored = LoadedModel(config, replace(weights, head=head), None)
+    config = replace(config, quantization=None)
+    dense = LoadedModel(config, converted(config, stored.weights, torch.float32), None)
+    found = []
+    for loaded in (stored, dense):
+        options = {"depth": depth, "exact": exact, "lora_slots": 2, "num_pages": 14}
+        with engine_of(Parts(loaded, adapters), **options) as engine:
+            found.append(answers(engine, together=True))
+            assert engine.stats().prefix_hit_tokens > 0
+    assert stored.weights.nbytes < 0.4 * dense.weights.nbytes
+    for output, expected in zip(*found, strict=True):
+        assert output.error is None
+        assert output.token_ids == expected.token_ids
+        assert (output.text, output.objects) == (expected.text, expected.objects)
+        assert output.logprobs == expected.logprobs
+        assert output.prompt_logprobs == expected.prompt_logprobs

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from photon_ext.dequantize import dequantized
 from photon_ext.errors import ModelError
 from photon_ext.models.loading.int4_config import Layout
 from photon_ext.models.loading.loader import load_model
@@ -19,9 +20,9 @@ from photon_ext.weight_format import WeightFormat
 from tests.engine.test_engine_models import tiny_engine
 from tests.models import stored_int4
 from tests.models.published import PUBLISHED
-from tests.models.stored_fp8 import LINEARS
+from tests.models.stored_fp8 import FP8, LINEARS
 from tests.models.stored_int4 import Codes, awq, gptq
-from tests.models.test_quantization import IDS, QWEN3, logits
+from tests.models.test_quantization import DOWN, IDS, QWEN3, logits
 from tests.models.tiny import saved_random_model
 
 GROUP = 32
@@ -122,6 +123,54 @@ def test_hazard_c12_scales_keep_the_dtype_of_the_file(dtype: torch.dtype, tmp_pa
     assert_same_numbers(tmp_path)
 
 
+def changed(folder: Path, changes: dict[str, torch.Tensor | None]) -> Path:
+    """The checkpoint in `folder` with other tensors; None: without."""
+    path = folder / "int4" / "model.safetensors"
+    tensors = {**load_file(path), **changes}
+    save_file({name: one for name, one in tensors.items() if one is not None}, path)
+    return folder / "int4"
+
+
+NAN = torch.full((192, 10), torch.nan, dtype=torch.float16)
+SCALE = f"{DOWN}.weight_scale"
+
+
+def test_hazard_c12_scales_of_several_dtypes_are_kept_in_float32(tmp_path: Path) -> None:
+    """As one module's would overflow in the other ones' dtype."""
+    store_int4(QWEN3, tmp_path, Layout.COMPRESSED, compressed(False), False)
+    large = load_file(tmp_path / "int4" / "model.safetensors")[SCALE].bfloat16() * 2**24
+    folder = changed(tmp_path, {SCALE: large})
+    weight = load_model(folder).weights.layers[1].mlp.down.weight
+    assert weight.scale is not None
+    assert torch.equal(weight.scale, large.float())
+
+
+@pytest.mark.parametrize("size", [1.0, 2.0**-20, 2.0**24])
+def test_hazard_c12_scales_that_float16_does_not_hold_are_made_anew_or_refused(
+    size: float, tmp_path: Path
+) -> None:
+    """By quantize="int4", which keeps numbers that are stored as it would, of groups of 32 here."""
+    values = {**QWEN3, "intermediate_size": 96, "num_hidden_layers": 2}
+    store_int4(values, tmp_path, Layout.COMPRESSED, compressed(False), False, torch.bfloat16)
+    scale = load_file(tmp_path / "int4" / "model.safetensors")[SCALE] * size
+    folder = changed(tmp_path, {SCALE: scale})
+    if size > 1:
+        packed = SCALE.removesuffix("scale") + "packed"
+        message = rf"int4/model\.safetensors: {packed}: int4: the weight has a number of magnitude"
+        with pytest.raises(ModelError, match=message):
+            load_model(folder, torch.float32, quantize="int4")
+        return
+    before, after = (
+        load_model(folder, torch.float32, quantize=one).weights.layers[1].mlp.down.weight
+        for one in (None, "int4")
+    )
+    assert after.scale is not None
+    assert after.scale.dtype is torch.float16
+    numbers = dequantized(before)
+    assert numbers.abs().max() > 1.7 * 2.0**-24
+    assert (dequantized(after) - numbers).abs().max() <= (0.0 if size == 1 else 2.0**-24)
+
+
 def test_an_engine_of_four_bits_has_the_tokens_of_the_same_numbers(tmp_path: Path) -> None:
     store_int4(QWEN3, tmp_path, *SCHEMES["awq"])
     answers = []
@@ -155,3 +204,75 @@ def test_hazard_c4_groups_that_do_not_divide_the_columns_are_refused(tmp_path: P
     message = r"q_proj has 192 columns, .* asks for whole groups of 128; use a checkpoint with sm"
     with pytest.raises(ModelError, match=message):
         load_model(tmp_path / "int4")
+
+
+NAMES = {
+    "gptq": ("qweight", "qzeros", "scales", "g_idx"),
+    "awq": ("qweight", "qzeros", "scales"),
+    "compressed-tensors": ("weight_packed", "weight_scale", "weight_shape"),
+    "compressed-tensors with zeros": ("weight_zero_point",),
+}
+
+
+@pytest.mark.parametrize("scheme", NAMES)
+def test_tensors_that_are_missing_or_too_many_are_named(scheme: str, tmp_path: Path) -> None:
+    store_int4(QWEN3, tmp_path, *SCHEMES[scheme])
+    path = tmp_path / "int4" / "model.safetensors"
+    whole = path.read_bytes()
+    for last in NAMES[scheme]:
+        with pytest.raises(
+            ModelError, match=f"1 of .* parameters are missing, first '{DOWN}.{last}'"
+        ):
+            load_model(changed(tmp_path, {f"{DOWN}.{last}": None}))
+        path.write_bytes(whole)
+    for last in ("weight", "scale", "weight_zero_point_2"):
+        with pytest.raises(
+            ModelError, match=f"1 parameters would be ignored, first '{DOWN}.{last}'"
+        ):
+            load_model(changed(tmp_path, {f"{DOWN}.{last}": torch.ones(2, 2)}))
+        path.write_bytes(whole)
+    assert_same_numbers(tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["awq", "compressed-tensors"])
+def test_a_module_in_fp8_is_refused_in_a_checkpoint_of_four_bits(
+    scheme: str, tmp_path: Path
+) -> None:
+    store_int4({**QWEN3, "num_hidden_layers": 2}, tmp_path, *SCHEMES[scheme])
+    head: dict[str, torch.Tensor | None] = {"lm_head.weight": torch.ones(131, 192).to(FP8)}
+    path = tmp_path / "int4" / "model.safetensors"
+    whole = path.read_bytes()
+    with pytest.raises(ModelError, match=r"lm_head\.weight is stored as F8_E4M3; use a checkpoint"):
+        load_model(changed(tmp_path, head))
+    path.write_bytes(whole)
+    fp8: dict[str, torch.Tensor | None] = {name: None for name in load_file(path) if DOWN in name}
+    fp8[f"{DOWN}.weight"] = torch.ones(192, 320).to(FP8)
+    fp8[f"{DOWN}.weight_scale"] = torch.ones(192, 1)
+    with pytest.raises(ModelError, match=f"parameters are missing, first '{DOWN}"):
+        load_model(changed(tmp_path, fp8))
+
+
+def test_a_checkpoint_in_shards_is_the_one_in_one_file(tmp_path: Path) -> None:
+    """The tensors of a module in several of them."""
+    store_int4(QWEN3, tmp_path, *SCHEMES["compressed-tensors with zeros"])
+    folder = tmp_path / "int4"
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-0000{i % 3 + 1}-of-00003.safetensors" for i, name in enumerate(tensors)}
+    for shard in set(places.values()):
+        save_file(
+            {name: tensors[name] for name in tensors if places[name] == shard}, folder / shard
+        )
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_same_numbers(tmp_path)
+    save_file(
+        {
+            one: NAN if one == SCALE else tensors[one]
+            for one in tensors
+            if places[one] == places[SCALE]
+        },
+        folder / places[SCALE],
+    )
+    with pytest.raises(ModelError, match=rf"{SCALE} is nan at \[0, 0\]"):
+        load_model(folder)

@@ -5,6 +5,7 @@ for files and configs that say something else.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_an_engine_of_fp8_weights_has_the_tokens_of_the_same_numbers(tmp_path: P
     assert answers[0] == answers[1]
 
 
-def test_adapters_read_what_fp8_weights_read(tmp_path: Path) -> None:
+def test_hazard_c15_adapters_read_what_fp8_weights_read(tmp_path: Path) -> None:
     """Activations of the model's dtype, and add to the products."""
     model = saved_random_model(QWEN3, tmp_path / "plain")
     store_fp8(tmp_path / "plain", tmp_path / "fp8", blocks(["lm_head"]))
@@ -134,6 +135,25 @@ def test_adapters_read_what_fp8_weights_read(tmp_path: Path) -> None:
             answers.append(harness.greedy([IDS[:3], IDS[:17]], 12))
     assert answers[:2] == answers[2:]
     assert answers[0] != answers[1]
+
+
+def test_hazard_c5_parts_of_a_projection_keep_the_scale_of_their_own_matrix(
+    tmp_path: Path,
+) -> None:
+    """Of magnitudes 1:100, in a file of one scale a matrix."""
+    saved_random_model(QWEN3, tmp_path / "plain")
+    path = tmp_path / "plain" / "model.safetensors"
+    tensors = load_file(path)
+    for name in tensors:
+        if re.search("k_proj|up_proj", name):
+            tensors[name] *= 0.01
+    save_file(tensors, path)
+    store_fp8(tmp_path / "plain", tmp_path / "fp8", compressed("tensor"), "tensor")
+    layer = assert_same_numbers(tmp_path).weights.layers[0]
+    for projection, rows in ((layer.attention.qkv, 128), (layer.mlp.gate_up, 320)):
+        scale = projection.weight.scale
+        assert scale is not None
+        assert 50 < float(scale[0] / scale[rows]) < 200
 
 
 def test_a_static_scheme_of_activations_is_known_and_not_read(tmp_path: Path) -> None:

@@ -67,6 +67,18 @@ def test_all_sixteen_numbers_are_kept() -> None:
     assert sorted({*(data & 15).flatten().tolist()}) == list(range(0, 16, 2))
 
 
+@pytest.mark.parametrize("most", [1e-38, 7.0, 448.0, 464.0, 465.0, 1e4, 3.4e38])
+def test_hazard_c13_the_largest_numbers_of_fp8_never_become_nan(most: float) -> None:
+    """e4m3fn has no infinity: torch makes 448 of 464, and NaN of 465. Minus zero stays."""
+    weight = most * torch.linspace(0.5, 1, 1001)[:, None] * torch.tensor([1.0, -1, 0.99, -0.0])
+    data, scale = fp8_rows(weight)
+    assert data.view(torch.uint8)[:, 3].tolist() == [0x80] * 1001
+    assert bool((data.view(torch.uint8) & 0x7F != 0x7F).all())
+    if most > 1e-30:  # the smallest scale reaches no further
+        assert data.float()[:, :2].tolist() == [[448.0, -448.0]] * 1001
+    assert bool(((data.float() * scale)[:, :3] / weight[:, :3] - 1).abs().max() < 0.07)
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 

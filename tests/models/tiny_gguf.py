@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -26,10 +28,12 @@ def write_tiny_gguf(
     fields: dict[str, Any] | None = None,
     rope_factors: torch.Tensor | None = None,
     alignment: int | None = None,
+    blocks: Mapping[str, tuple[np.ndarray[Any, Any], gguf.GGMLQuantizationType]] | None = None,
 ) -> None:
     """A float32 GGUF file of a transformers model with an invented vocabulary.
 
-    `fields` replace or add string and integer metadata; `alignment`: bytes, None: the format's own.
+    `fields` replace or add string and integer metadata; `alignment`: bytes, None: the format's own;
+    `blocks`: by the model's names, what is written in the place of a parameter.
     """
     config = model.config
     architecture = config.model_type
@@ -58,15 +62,21 @@ def write_tiny_gguf(
     writer.add_token_list(TOKENS)
     writer.add_token_types(TYPES)
     writer.add_token_merges(MERGES)
+    blocks = blocks or {}
     family = gguf.MODEL_ARCH[architecture.upper()]
     names = gguf.get_tensor_name_map(family, config.num_hidden_layers)
     for name, parameter in model.named_parameters():
+        stored_name = names.get_name(name, (".weight",))
+        if name in blocks:
+            data, kind = blocks[name]
+            writer.add_tensor(stored_name, data, raw_dtype=kind)
+            continue
         tensor = parameter.detach()
         if architecture == "llama" and "q_proj" in name:
             tensor = permute_heads(tensor, config.num_attention_heads)
         elif architecture == "llama" and "k_proj" in name:
             tensor = permute_heads(tensor, config.num_key_value_heads)
-        writer.add_tensor(names.get_name(name, (".weight",)), tensor.contiguous().numpy())
+        writer.add_tensor(stored_name, tensor.contiguous().numpy())
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.numpy())
     writer.write_header_to_file()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,7 @@ class GgufFile:
                 "it again"
             ) from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._swapped = reader.byte_order == "S"
 
     def _check_version(self, version: bytes) -> None:
         """Raises ModelError for a version that the package does not read, in either order of bytes.
@@ -103,26 +105,34 @@ class GgufFile:
         """
         import torch
 
+        from photon_ext.dequantize import has_finite_scales
         from photon_ext.weight import Weight
 
         form = self.format(name)
         if form is None:
             return Weight(self.tensor(name))
-        stored = self._tensors[name]
+        stored = self._tensor(name)
         # read, not mapped: pages of the file beside the weights would take the memory twice
         data = np.fromfile(self.path, np.uint8, int(stored.n_bytes), offset=int(stored.data_offset))
-        return Weight(torch.from_numpy(data).view(self.shape(name)[0], -1), form)
+        weight = Weight(torch.from_numpy(data).view(self.shape(name)[0], -1), form)
+        if not has_finite_scales(weight):
+            raise ModelError(
+                f"{self.path}: {name} has scales that are not finite; the file is damaged, or was "
+                "made of a model that is: download it again"
+            )
+        return weight
 
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor in float32 on the CPU, outermost dimension first; from any thread.
 
         Raises:
             KeyError: there is no such tensor.
-            ModelError: the gguf package cannot dequantize it.
+            ModelError: the gguf package cannot dequantize it, or the file is of the other order of
+                bytes.
         """
         import torch  # whoever reads the metadata alone, of a tokenizer, does without
 
-        stored = self._tensors[name]
+        stored = self._tensor(name)
         try:
             values = dequantize(_in_long_rows(stored), stored.tensor_type)
         except NotImplementedError as error:
@@ -134,6 +144,14 @@ class GgufFile:
         if not (values.flags.owndata and values.flags.writeable):
             values = values.copy()  # float32 tensors come as a read-only view of the file
         return torch.from_numpy(values).view(self.shape(name))
+
+    def _tensor(self, name: str) -> Any:
+        if self._swapped:  # the package reads its metadata right, and its tensors as they lie
+            raise ModelError(
+                f"{self.path}: its numbers have the bytes of another kind of processor "
+                f"(this one is {sys.byteorder}-endian); convert the model again for this one"
+            )
+        return self._tensors[name]
 
 
 def _in_long_rows(stored: Any) -> Any:

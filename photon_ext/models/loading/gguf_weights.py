@@ -14,6 +14,7 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loading.gguf_config import ROPE_FACTORS
 from photon_ext.models.loading.gguf_file import GgufFile
 from photon_ext.models.loading.placing import place
+from photon_ext.models.loading.progress import counted
 from photon_ext.models.quantization import ModuleFormats, StoredFormat
 from photon_ext.models.weights import (
     DecoderWeights,
@@ -72,15 +73,20 @@ def load_gguf_weights(
     weights = empty_weights(config, dtype, device)
 
     def fill(module: str, slot: Weight) -> None:
-        weight = file.weight(names[f"{module}.weight"])
+        name = names[f"{module}.weight"]
+        weight = file.weight(name)
         heads = {"q_proj": config.q_heads, "k_proj": config.kv_heads}.get(module.split(".")[-1])
         if config.family is Family.LLAMA and heads is not None:
             weight = Weight(unpermute_heads(weight.data, heads), weight.format)
-        place(slot, weight)
+        place(slot, weight, f"{file.path}: {name}")
 
     with ThreadPoolExecutor(min(MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
-        for filled in [threads.submit(fill, *named) for named in weight_modules(weights)]:
-            filled.result()
+        modules = [threads.submit(fill, *named) for named in weight_modules(weights)]
+        try:
+            for filled in counted(modules, f"loading {config.quantization or 'weights'}"):
+                filled.result()
+        finally:  # one that fails need not wait for the others
+            threads.shutdown(cancel_futures=True)
     for name, slot in other_slots(weights):
         slot.copy_(file.tensor(names[name]))
     return weights

@@ -18,6 +18,7 @@ from photon_ext.models.loading.hf_quantization import ACTIVATION_SCALE
 from photon_ext.models.loading.int4_config import Int4Scheme
 from photon_ext.models.loading.module_reader import module_reader
 from photon_ext.models.loading.placing import place
+from photon_ext.models.loading.progress import counted
 from photon_ext.models.loading.shards import INDEX_FILE, SINGLE_FILE, weight_map
 from photon_ext.models.quantization import Quantization
 from photon_ext.models.text.text_files import check_regular, present
@@ -66,8 +67,10 @@ def load_hf_weights(
         # before anything is allocated: a damaged size would ask for all the memory there is
         files.check(config, empty_weights(config, dtype, "meta"), dtype)
         weights = empty_weights(config, dtype, device)
-        for module, weight in weight_modules(weights):
-            place(weight, folded_weight(config, module, files.weight(module, weight)))
+        what = f"loading {config.quantization or 'weights'}"
+        for module, to in counted(list(weight_modules(weights)), what):
+            weight, source = files.weight(module, to)
+            place(to, folded_weight(config, module, weight), source)
         for name, slot in other_slots(weights):
             slot.copy_(folded(config, name.rpartition(".")[0], files.tensor(name)))
     return weights
@@ -83,7 +86,7 @@ def as_in_files(directory: Path, config: ModelConfig) -> ModelConfig:
     with ExitStack() as stack:
         tensors = _open_all(directory, stack)
         names = [name for name in tensors if name.endswith((".scales", ".weight_scale"))]
-        stored = {tensors[name].handle.get_slice(name).get_dtype() for name in names[:1]}
+        stored = {tensors[name].handle.get_slice(name).get_dtype() for name in names}
     exact = {"F16": "float16", "BF16": "bfloat16"} if config.residual_multiplier == 1 else {}
     scheme = replace(scheme, scale_dtype=exact.get("".join(stored), "float32"))
     return replace(config, quantization=scheme)
@@ -115,12 +118,13 @@ class _Files:
     def tensor(self, name: str) -> torch.Tensor:
         return _read(self._tensors[name], name)
 
-    def weight(self, module: str, slot: Weight) -> Weight:
-        """As the files store it."""
+    def weight(self, module: str, slot: Weight) -> tuple[Weight, str]:
+        """As the files store it, with the file and the tensor in words."""
         reader = module_reader(self._quantization, module)
         names = list(reader.expected(module, slot.n, slot.k))
         tensors = {name.rpartition(".")[2]: self.tensor(name) for name in names}
-        return reader.weight(tensors, self._tensors[names[0]].path, module)
+        path = self._tensors[names[0]].path
+        return reader.weight(tensors, path, module), f"{path}: {names[0]}"
 
     def _is_zero_bias(self, name: str) -> bool:
         """Of a linear that has none: old GPTQ files hold such biases."""

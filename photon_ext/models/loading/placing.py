@@ -5,25 +5,31 @@ from __future__ import annotations
 import torch
 
 from photon_ext.dequantize import dequantized
+from photon_ext.errors import ModelError
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
 from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
 
+_NEAR = 2.0**-10  # twice what scales lose that are rounded to float16
 
-def place(slot: Weight, weight: Weight) -> None:
+
+def place(slot: Weight, weight: Weight, source: str) -> None:
     """Copies it where the slot is stored alike; else its numbers are converted to the slot's dtype,
-    or rounded to the nearest that the slot's format has.
+    or rounded to the nearest that the slot's format has. `source`: the file and the tensor.
 
     ModelError: a number cannot be rounded so.
     """
-    if _kind(slot) == _kind(weight):
+    if _kind(slot) == _kind(weight) and _keeps_scales(slot, weight):
         for to, part in zip(slot.tensors(), weight.tensors(), strict=True):
             to.copy_(part)
     elif slot.format is WeightFormat.DENSE:
         slot.data.copy_(dequantized(weight))
     else:
         numbers = dequantized(weight).to(slot.device)
-        data, scale = _rounded(slot, numbers)
+        try:
+            data, scale = _rounded(slot, numbers)
+        except ModelError as error:
+            raise ModelError(f"{source}: {error}") from error
         assert slot.scale is not None
         slot.data.copy_(data)
         slot.scale.copy_(scale)
@@ -32,6 +38,14 @@ def place(slot: Weight, weight: Weight) -> None:
 def _kind(weight: Weight) -> object:
     """What two weights have in common whose tensors mean the same."""
     return weight.format, weight.zero is None, [part.shape for part in weight.tensors()]
+
+
+def _keeps_scales(slot: Weight, weight: Weight) -> bool:
+    """Whether none of its scales overflows or becomes small in the slot's dtype."""
+    if slot.scale is None or weight.scale is None or slot.scale.dtype is weight.scale.dtype:
+        return True
+    kept, scale = weight.scale.to(slot.scale.dtype).float(), weight.scale.float()
+    return torch.allclose(kept, scale, rtol=_NEAR, atol=0)
 
 
 def _rounded(slot: Weight, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
