@@ -72,6 +72,7 @@ _NAMES = (
     "norm_swiglu_into",
     "swiglu_into",
     "linear_norm_into",
+    "dequantize_into",
     "lora_shrink_into",
     "lora_expand_",
     "lora_link_",
@@ -103,6 +104,7 @@ _linear_residual = _op["linear_residual_"]
 _norm_swiglu = _op["norm_swiglu_into"]
 _swiglu = _op["swiglu_into"]
 _linear_norm = _op["linear_norm_into"]
+_dequantize = _op["dequantize_into"]
 _lora_shrink = _op["lora_shrink_into"]
 _lora_expand = _op["lora_expand_"]
 _lora_link = _op["lora_link_"]
@@ -561,6 +563,18 @@ def gemv_into(
     """
     numbers, stored = _stored(weight)
     _gemv(out, x, numbers, bias, *stored)
+
+
+def dequantize_into(out: Tensor, weight: Weight) -> None:
+    """``out = `` the numbers of a weight of few bits, rounded to float32 and then to the dtype of
+    out: for products of many tokens by another kernel.
+
+    Args:
+        out: [n, k], written.
+        weight: [n, k], not dense.
+    """
+    numbers, stored = _stored(weight)
+    _dequantize(out, numbers, *stored)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:

@@ -710,6 +710,11 @@ def gemv_into(
     out.copy_(linear(x[None], weight, bias)[0])
 
 
+def dequantize_into(out: Tensor, weight: Weight) -> None:
+    """As :func:`photon_ext.ops.dequantize_into`: out [n, k] is written."""
+    out.copy_(dequantized(weight))
+
+
 def _leading_tokens(x: Tensor, counts: Tensor | None) -> int:
     return len(x) if counts is None else min(max(int(counts[0]), 0), len(x))
 

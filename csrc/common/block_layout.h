@@ -1,5 +1,6 @@
 // What the rows of each weight format are made of.
 #pragma once
+#include "host_device.h"
 #include "weight.h"
 
 namespace photon {
@@ -19,7 +20,7 @@ struct BlockLayout {
 };
 
 // Of any format but kDense.
-constexpr BlockLayout block_layout(WeightFormat format) {
+PHOTON_HOST_DEVICE constexpr BlockLayout block_layout(WeightFormat format) {
   switch (format) {
     case WeightFormat::kDense:
     case WeightFormat::kFp8:

@@ -44,4 +44,12 @@ struct Weight {
   WeightScales scales;
 };
 
+// out [n, k] = the numbers of a weight that is not dense, rounded to dtype.
+struct DequantizeParams {
+  void* out;
+  Weight weight;
+  int64_t out_stride;
+  DType dtype;
+};
+
 }  // namespace photon

@@ -29,6 +29,7 @@ int select_tokens(const SelectTokensParams& p, void* stream);
 int rms_norm(const RmsNormParams& p, void* stream);  // add_rms_norm too: residual != null
 
 int linear(const LinearParams& p, void* stream);
+int dequantize(const DequantizeParams& p, void* stream);
 int silu_mul(const SiluMulParams& p, void* stream);
 
 int rope_append_kv(const RopeAppendKvParams& p, void* stream);

@@ -216,4 +216,23 @@ __device__ __noinline__ StoredPack load_block(StoredRow row, int64_t c) {
   return {};
 }
 
+// out [k] = the numbers of a row, eight for each thread of a CTA in turn.
+template <typename T>
+__device__ inline void write_numbers(T* out, const StoredRow& row, int64_t k, int threads) {
+  const bool is_fp8 = row.format == WeightFormat::kFp8;
+  for (int64_t i = threadIdx.x * kPack; i < k; i += threads * kPack) {
+    const int64_t count = k - i;
+    float numbers[kPack];
+    if (is_fp8) {
+      decode<true>(load_fp8<false>(row, i, count), numbers);
+    } else {
+      decode<false>(load_block<false>(row, i), numbers);
+    }
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) {
+      if (j < count) out[i + j] = from_float<T>(numbers[j]);
+    }
+  }
+}
+
 }  // namespace photon::cuda

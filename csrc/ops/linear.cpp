@@ -1,5 +1,6 @@
 // linear_into, gemv_into, norm_linear_into, linear_residual_, norm_swiglu_into, swiglu_into,
-// linear_norm_into: x @ weight.T + bias, with what comes before or after it in a layer.
+// linear_norm_into: x @ weight.T + bias, with what comes before or after it in a layer; and
+// dequantize_into.
 #include "common/linear_plan.h"
 #include "ops/dispatch.h"
 #include "ops/weight_arg.h"
@@ -224,6 +225,19 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
   PHOTON_DISPATCH(linear, out, p);
 }
 
+void dequantize(const Tensor& out_, const Tensor& weight_, const std::optional<Tensor>& scale_,
+                int64_t format, const std::optional<Tensor>& zero_) {
+  Args arg("dequantize_into");
+  const Arg out = arg("out", out_).floating().rank(2, "[n, k]").last_contiguous();
+  const WeightArg weight(arg, arg("weight", weight_), {scale_, format, zero_}, out, out.size(0),
+                         out.size(1), "[n, k of out]");
+  DequantizeParams p{out.data<void>(), weight.weight(), out.stride(0), out.dtype()};
+  if (p.weight.format == WeightFormat::kDense)
+    fail(arg.op(), "weight is dense, expected one that is stored in fewer bits");
+  out.written({&weight.rows, weight.scale.get(), weight.zero.get()});
+  PHOTON_DISPATCH(dequantize, out, p);
+}
+
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("linear_into", TORCH_BOX(&linear));
   m.impl("gemv_into", TORCH_BOX(&gemv));
@@ -232,6 +246,7 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("norm_swiglu_into", TORCH_BOX(&norm_swiglu));
   m.impl("swiglu_into", TORCH_BOX(&swiglu));
   m.impl("linear_norm_into", TORCH_BOX(&linear_norm));
+  m.impl("dequantize_into", TORCH_BOX(&dequantize));
 }
 
 }  // namespace

@@ -42,6 +42,9 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "weight_scale=None, int weight_format=0, Tensor? weight_zero=None) -> ()");
+  m.def(
+      "dequantize_into(Tensor(a!) out, Tensor weight, Tensor? weight_scale=None, int "
+      "weight_format=0, Tensor? weight_zero=None) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def(

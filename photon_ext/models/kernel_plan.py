@@ -186,8 +186,9 @@ def plan_kernels(
     others in a chunk than where it decodes. What else is in the step changes no bits, unless
     `balanced_attention` or `batch_attention` is set.
     Steps with chunks are fused only where Hopper kernels take all linears. Where weights are stored
-    in fewer bits (`ModelConfig.quantization`), all steps go through the portable linears, which
-    alone read them; attention and sampling stay as they are. ConfigError: a value
+    in fewer bits (`ModelConfig.quantization`), steps go through the portable linears, which alone
+    read them, and those of many tokens through torch, for which they are decoded; attention and
+    sampling stay as they are. ConfigError: a value
     that `dtype`, `backend` or `exact` cannot have.
     """
     check_backend(backend)
@@ -195,8 +196,7 @@ def plan_kernels(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {shown(dtype)}; give {', '.join(map(repr, DTYPES))}")
     torch_too = target.capability is not None and not exact
-    by_torch = torch_too and config.quantization is None
-    plain = ExecutionModes(0, OWN_TOKENS if by_torch else ALL)
+    plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
     if config.quantization is not None:

@@ -17,6 +17,9 @@ from photon_ext.errors import ModelError
 from photon_ext.models.kernel_plan import (
     ALL,
     ExecutionMode,
+    ExecutionModes,
+    KernelPlan,
+    Target,
     gpu_target,
     linears_unsupported,
     plan_kernels,
@@ -56,9 +59,9 @@ def folders(tmp_path: Path, values: dict[str, Any], config: dict[str, Any], **ho
     return tmp_path / "fp8"
 
 
-def logits(model: LoadedModel) -> torch.Tensor:
+def logits(model: LoadedModel, plan: KernelPlan | None = None) -> torch.Tensor:
     """Of a prompt in one step, and of tokens that follow it one by one."""
-    harness = Harness(model.config, model.weights)
+    harness = Harness(model.config, model.weights, plan=plan)
     found = [harness.prefill([Chunk(1, 0, IDS[:32])])[0]]
     found += [harness.decode([1], [i], [IDS[i]])[0] for i in range(32, 40)]
     return torch.stack(found)
@@ -332,11 +335,35 @@ def test_steps_of_fp8_weights_go_through_the_linears_that_read_them() -> None:
     target = gpu_target((9, 0))
     plan = plan_kernels(config, target, "bfloat16")
     assert (plan.hopper, plan.balanced_attention) == (True, True)
-    assert {plan.decode.of(tokens) for tokens in (1, 64, ALL)} == {ExecutionMode.OWN}
-    assert not plan.chunks.uses_torch
+    modes = [plan.decode.of(tokens) for tokens in (1, 32, 33, ALL)]
+    assert modes == [ExecutionMode.OWN] * 2 + [ExecutionMode.TORCH] * 2
+    exact = plan_kernels(config, target, "bfloat16", exact=True)
+    assert not exact.chunks.uses_torch
     why = linears_unsupported(config, target, "bfloat16")
     assert why == "q, k, v: the weight is stored in fewer bits, and they read bfloat16 alone"
-    assert not plan_kernels(config, target, "bfloat16", "portable").decode.uses_torch
+    on_cpu = plan_kernels(config, Target(), "bfloat16")
+    assert not on_cpu.decode.uses_torch
+    assert not on_cpu.chunks.uses_torch
+
+
+@pytest.mark.parametrize("quantize", ["stored", "int4"])
+@pytest.mark.parametrize("rows", [None, 128])
+def test_torch_multiplies_by_weights_that_are_decoded_for_it(
+    quantize: str, rows: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a matrix at once, or so many rows at a time; the products of a matrix whose modules
+    are stored otherwise, with biases, and a head.
+    """
+    if rows is not None:
+        monkeypatch.setattr("photon_ext.models.layers.buffers._MOST_NUMBERS", rows * 192)
+    values = {**QWEN3, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    name = "layers.1.self_attn.k_proj"
+    how = {"strategy": "channel", "left_out": (name,)}
+    folder = folders(tmp_path, values, compressed("channel", [f"model.{name}"]), **how)
+    model = load_model(folder, torch.float32, quantize=quantize)
+    by_torch = ExecutionModes(own_tokens=0)
+    found = logits(model, KernelPlan(False, by_torch, by_torch))
+    torch.testing.assert_close(found, logits(model), atol=1e-4, rtol=1e-4)
 
 
 def test_random_fp8_weights_are_as_large_as_plain_ones() -> None:

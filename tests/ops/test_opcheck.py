@@ -13,6 +13,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.layout import RowColumn
+from photon_ext.weight_format import WeightFormat
 from tests.ops.caches import paged_cache, rotary_tables, tokens_and_segments
 from tests.ops.numeric import ints, randn
 from tests.ops.tables import SAMPLE, empty_step, row_state
@@ -294,6 +295,12 @@ def fused_attention_decode(device: str, size: int) -> Arguments:
     return torch.zeros_like(q), *inputs, 0.3, None, None, 1e-6, workspace, True, False, counts
 
 
+def dequantize(device: str, size: int) -> Arguments:
+    codes = torch.full((size, 18), 60, dtype=torch.uint8, device=device)
+    code = WeightFormat.Q4_0.code
+    return torch.zeros(size, 32, device=device), codes, None, code
+
+
 CASES: dict[str, Callable[[str, int], Arguments]] = {
     "begin_step_": begin_step,
     "carry_over_ids_": carry_over_ids,
@@ -314,6 +321,7 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "norm_swiglu_into": norm_swiglu,
     "swiglu_into": swiglu,
     "linear_norm_into": linear_norm,
+    "dequantize_into": dequantize,
     "lora_shrink_into": lora_shrink,
     "lora_expand_": lora_expand,
     "lora_link_": lora_link,

@@ -190,6 +190,26 @@ def test_an_embedding_is_a_row_of_numbers_rounded_once(
     assert torch.equal(again, out)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_the_numbers_of_a_weight_are_written_rounded_once(
+    device: str, dtype: torch.dtype, kind: Kind
+) -> None:
+    """Also between others, of rows that lie apart."""
+    weight = random_weight(kind, 130, columns_of(kind, 1), device)
+    out = poisoned(130, weight.k + 8, dtype=dtype, device=device)
+    ops.dequantize_into(out[:, :-8], in_wider_rows(weight, 3))
+    assert torch.equal(out[:, :-8], dequantized(weight).to(dtype))
+    assert bool(out[:, -8:].isnan().all())
+
+
+def test_a_dense_weight_has_nothing_to_be_decoded() -> None:
+    with pytest.raises(RuntimeError, match="dequantize_into: weight is dense, expected one that"):
+        ops.dequantize_into(torch.zeros(2, 4), Weight(torch.zeros(2, 4)))
+    with pytest.raises(RuntimeError, match=r"weight has shape \[130, 180\], expected \[4, 36\]"):
+        ops.dequantize_into(torch.zeros(4, 64), BLOCKS)
+
+
 def test_a_weight_is_split_by_rows_with_its_scales() -> None:
     """Where blocks have whole rows, and where each row has its scales."""
     for kind in (KINDS[2], *SOME):

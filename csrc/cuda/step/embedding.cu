@@ -83,21 +83,7 @@ __global__ void __launch_bounds__(kThreads) read_rows_kernel(const EmbeddingPara
       out[i] = own == nullptr ? from_float<T>(0.0f) : own[i];
     return;
   }
-  const StoredRow stored = stored_row(p.weight, row);
-  const bool is_fp8 = stored.format == WeightFormat::kFp8;
-  for (int64_t i = threadIdx.x * kPack; i < p.weight.k; i += kThreads * kPack) {
-    const int64_t count = p.weight.k - i;
-    float numbers[kPack];
-    if (is_fp8) {
-      decode<true>(load_fp8<false>(stored, i, count), numbers);
-    } else {
-      decode<false>(load_block<false>(stored, i), numbers);
-    }
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) {
-      if (j < count) out[i + j] = from_float<T>(numbers[j]);
-    }
-  }
+  write_numbers(out, stored_row(p.weight, row), p.weight.k, kThreads);
 }
 
 int read_rows(const EmbeddingParams& p, void* stream) {

@@ -16,9 +16,11 @@ import torch
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import KernelPlan, has_spare_workspace
-from photon_ext.models.projections import layer_projections
+from photon_ext.models.projections import head_projection, layer_projections
+from photon_ext.models.quantization import SCALE_BLOCK
 
 _ALIGNMENT = 256  # bytes; what allocators and vectorized loads like
+_MOST_NUMBERS = 1 << 26  # words of 4 bytes: what a workspace of numbers takes at most
 
 
 class Activations(NamedTuple):
@@ -99,10 +101,12 @@ def _sizes(shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> list[int]:
 
 
 class Workspaces(NamedTuple):
-    """Where linears keep float32 sums; None: they need none, or do with less."""
+    """Where linears keep float32 sums, and numbers; None: they need none, or do with less."""
 
     linear: torch.Tensor | None  # of those that normalize many tokens
     batch: torch.Tensor | None  # of those of a batch
+    numbers: torch.Tensor | None  # of a weight of few bits, or some of its rows, that torch
+    # multiplies by; in the dtype of the model
 
 
 class WorkspaceWords(NamedTuple):
@@ -110,6 +114,7 @@ class WorkspaceWords(NamedTuple):
 
     linear: int
     batch: int
+    numbers: int
 
 
 def workspace_words(
@@ -127,7 +132,22 @@ def workspace_words(
     most = max(plan.decode.batch_tokens, plan.chunks.batch_tokens)
     if most:
         batch = ops.linear_norm_workspace_words(min(most, tokens), config.hidden)
-    return WorkspaceWords(linear, batch)
+    return WorkspaceWords(linear, batch, _numbers_words(config, plan))
+
+
+def _numbers_words(config: ModelConfig, plan: KernelPlan) -> int:
+    """Room for the largest weight that torch cannot read, of 16-bit numbers, up to a bound; and for
+    rows that may share scales, also of float32.
+    """
+    if not (plan.decode.uses_torch or plan.chunks.uses_torch):
+        return 0
+    shapes = [*layer_projections(config).values(), head_projection(config)]
+    sizes = (
+        max(min(shape.n * shape.k // 2, _MOST_NUMBERS), min(shape.n, SCALE_BLOCK) * shape.k)
+        for shape in shapes
+        if not shape.is_dense
+    )
+    return max(sizes, default=0)
 
 
 def allocate_workspaces(
@@ -144,7 +164,10 @@ def allocate_workspaces(
         sizes = len(spare), len(arena.activations.logits), spare.itemsize
         if has_spare_workspace(config, *sizes):  # else the linears go in groups of tokens
             linear = spare.view(-1).view(torch.float32)
-    return Workspaces(linear, zeros(words.batch))
+    numbers = zeros(words.numbers)
+    if numbers is not None:
+        numbers = numbers.view(arena.activations.residual.dtype)
+    return Workspaces(linear, zeros(words.batch), numbers)
 
 
 @dataclass(frozen=True)

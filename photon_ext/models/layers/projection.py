@@ -31,7 +31,8 @@ from photon_ext.models.layers.buffers import Activations, Workspaces
 from photon_ext.models.layers.weight import empty_weight
 from photon_ext.models.projections import ProjectionShape
 from photon_ext.runtime.step_features import StepFeatures
-from photon_ext.weight import Weight
+from photon_ext.weight import SCALE_BLOCK, Weight
+from photon_ext.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -207,17 +208,42 @@ class Unfused(Execution):
 
 
 class TorchProducts(Unfused):
-    """Op by op, with torch's matrix products, which know dense weights alone."""
+    """Op by op, with torch's matrix products. Weights of few bits are decoded for them, some rows
+    at a time.
+    """
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        if not projection.shape.is_dense:
-            super()._multiply(out, x, projection)
-            return
-        weight, bias = projection.operands()
-        if bias is None:
-            torch.mm(x, weight.data.t(), out=out)
-        else:
-            torch.addmm(bias, x, weight.data.t(), out=out)
+        for part, weight, bias in projection.segments(out):
+            if weight.format is WeightFormat.DENSE:
+                _torch_product(part, x, weight.data, bias)
+                continue
+            numbers = self._workspaces.numbers
+            assert numbers is not None, "a plan whose steps multiply by torch has room for numbers"
+            for begin, rows in _decoded(weight, numbers):
+                own = None if bias is None else bias.narrow(0, begin, len(rows))
+                _torch_product(part.narrow(1, begin, len(rows)), x, rows, own)
+
+
+def _decoded(weight: Weight, room: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """The numbers of a weight of few bits, as many rows at a time as there is room for, and which
+    row is the first of them.
+    """
+    fit = room.numel() // weight.k
+    each = weight.n if weight.n <= fit else fit // SCALE_BLOCK * SCALE_BLOCK
+    counts = [min(each, weight.n - begin) for begin in range(0, weight.n, each)]
+    for index, some in enumerate(weight.split(counts)):
+        rows = room[: some.n * some.k].view(some.n, some.k)
+        ops.dequantize_into(rows, some)
+        yield index * each, rows
+
+
+def _torch_product(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    if bias is None:
+        torch.mm(x, weight.t(), out=out)
+    else:
+        torch.addmm(bias, x, weight.t(), out=out)
 
 
 class Fused(Execution):
