@@ -143,10 +143,10 @@ class EngineLoop:
             self._scheduler.add(sequence)
             self._deadlines.add(sequence)
             if sequence.sink.cancelled:  # before it was registered
-                self._end(sequence, End(FinishReason.CANCELLED))
+                self._end(sequence, sequence.sink.cancel_end)
         for request in arrivals.cancelled:
             if (found := self._scheduler.registry.find(request.id)) is not None:
-                self._end(found, End(FinishReason.CANCELLED))
+                self._end(found, request.cancel_end)
         if arrivals.closing:
             for sequence in self._scheduler.registry.live:
                 self._end(sequence, End(FinishReason.CANCELLED))

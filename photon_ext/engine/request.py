@@ -16,6 +16,7 @@ from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
 from photon_ext.engine.token_feed import TokenFeed
 from photon_ext.observe.request_meter import Life
+from photon_ext.runtime.step import FinishReason
 from photon_ext.sampling.answer_text import MadeText, StoppedText, TextReader
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Request(TokenFeed):
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
         self.cancelled = False
+        self._cancel_reason = FinishReason.CANCELLED
         self.constraint_on = constraint_on
         self.objects = objects
         self.include_stop = include_stop
@@ -117,8 +119,19 @@ class Request(TokenFeed):
         """Whether the final event is there."""
         return self.end is not None
 
-    def cancel(self) -> None:
-        """Ends the request with finish reason "cancelled", unless it has ended. Returns at once."""
+    @property
+    def cancel_end(self) -> End:
+        """How a cancel ends it."""
+        return End(self._cancel_reason)
+
+    def cancel(self, over: bool = False) -> None:
+        """Ends the request with finish reason "cancelled", unless it has ended. Returns at once.
+
+        Args:
+            over: whoever makes its text has found a stop there: the reason is "stop".
+        """
+        if over:
+            self._cancel_reason = FinishReason.STOP
         self.cancelled = True  # first: a request that is not queued yet is not found
         self._queue.cancel(self)
 

@@ -219,10 +219,10 @@ class EngineClient:
         finally:
             self._calls.pop(number, None)
 
-    def _cancel(self, numbers: list[int]) -> None:
+    def _cancel(self, numbers: list[int], over: bool = False) -> None:
         self._forget(numbers)
         if numbers and self._gone is None:
-            self._send(Cancel(numbers))
+            self._send(Cancel(numbers, over))
 
     def _forget(self, numbers: list[int]) -> None:
         for number in numbers:

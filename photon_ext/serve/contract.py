@@ -145,8 +145,12 @@ class Generation(Protocol):
 
     async def __aexit__(self, *error: object) -> None: ...
 
-    def cancel(self, index: int | None = None) -> None:
-        """Ends one answer, or all; returns at once. Nothing more comes of it: no token, no end."""
+    def cancel(self, index: int | None = None, over: bool = False) -> None:
+        """Ends one answer, or all; returns at once. Nothing more comes of it: no token, no end.
+
+        Args:
+            over: a stop was found in its text: the engine counts it as "stop", not as "cancelled".
+        """
 
 
 @dataclass(frozen=True)

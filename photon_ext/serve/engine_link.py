@@ -152,15 +152,17 @@ class EngineLink:
                 self._parked.discard(number)
                 self._early.discard(number)
 
-    def cancel(self, ids: Iterable[int]) -> None:
-        """The client wants these no more; of those that have ended there is nothing to do."""
+    def cancel(self, ids: Iterable[int], over: bool) -> None:
+        """The client wants these no more; of those that have ended there is nothing to do.
+        `over`: see Cancel.
+        """
         for number in ids:
             with self._lock:
                 request = self.requests.get(number)
                 if request is None and number in self._parked:
                     self._early.add(number)
             if request is not None:
-                request.cancel()
+                request.cancel(over)
 
     def cancel_all(self) -> None:
         """The client is gone."""

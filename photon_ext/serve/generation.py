@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
+from typing import Protocol
 
 from photon_ext.serve.contract import Delta, End, EngineGone, Scores
 
 MOST_TOKENS = 256
 """That are taken at once: to write what a slow reader has left would keep the event loop from all
 others."""
-Canceller = Callable[[list[int]], None]
+
+
+class Canceller(Protocol):
+    """Tells the engine that nobody wants these numbers any more; `over`: see Generation.cancel."""
+
+    def __call__(self, numbers: list[int], over: bool = False) -> None: ...
 
 
 class Answer:
@@ -192,8 +198,8 @@ class LiveGeneration:
     def __del__(self) -> None:
         self._inbox.cancel_from_anywhere(self._cancel)
 
-    def cancel(self, index: int | None = None) -> None:
-        self._cancel(self._inbox.cancel(index))
+    def cancel(self, index: int | None = None, over: bool = False) -> None:
+        self._cancel(self._inbox.cancel(index), over)
 
 
 def _cut(delta: Delta, size: int) -> Delta:

@@ -193,7 +193,7 @@ class Hub:
         if isinstance(message, Submit):
             self._submit(link, message)
         elif isinstance(message, Cancel):
-            link.cancel(message.ids)
+            link.cancel(message.ids, message.over)
         elif isinstance(message, Seen):
             link.seen(message.beat)
         elif isinstance(message, Call):

@@ -76,9 +76,13 @@ class Submit(_Struct):
 
 
 class Cancel(_Struct):
-    """Answers that nobody wants any more; those that have ended already may be among them."""
+    """Answers that nobody wants any more; those that have ended already may be among them.
+
+    `over`: they are complete, as their client has found a stop in their text.
+    """
 
     ids: list[int]
+    over: bool = False
 
 
 class Seen(_Struct):

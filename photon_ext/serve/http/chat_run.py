@@ -157,7 +157,7 @@ class ChatRun:
                         found.append((index, one.take(delta)))
                         left -= one.answer.end is not None
                         if one.answer.cut:
-                            run.cancel(index)
+                            run.stop(index)
                 yield found
                 if not left:
                     return

@@ -277,7 +277,7 @@ class _Completion:
                         held[index] = []
                         left -= choice.answer.end is not None
                         if choice.answer.cut:
-                            run.cancel(index)
+                            run.stop(index)
                 yield found
                 if not left:
                     return

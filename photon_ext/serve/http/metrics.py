@@ -49,7 +49,7 @@ _HISTOGRAMS = {
     "vllm:request_prompt_tokens": ("prompt_tokens", "Tokens of prompts."),
     "vllm:request_generation_tokens": ("tokens", "Tokens of answers."),
 }
-# in vLLM's words. An answer that is cut at a stop string is cancelled in the engine, too
+# in vLLM's words
 _REASONS = {
     "stop": "stop",
     "length": "length",
@@ -95,7 +95,7 @@ class _Collector:
 
     def _requests(self) -> Iterator[Metric]:
         """Of those that have ended."""
-        text = "Requests that have ended, by why; abort: by a stop string or a client that left."
+        text = "Requests that have ended, by why; abort: their client left."
         name = "vllm:request_success"
         ended = CounterMetricFamily(name, text, labels=[*self._labels, "finished_reason"])
         for reason, told in _REASONS.items():

@@ -47,9 +47,9 @@ class Run:
             with suppress(Exception):  # the first error is told, and the others have to end, too
                 await generation.__aexit__(*error)
 
-    def cancel(self, answer: int) -> None:
-        """Ends one answer; nothing more comes of it."""
-        self._generations[answer // self._answers].cancel(answer % self._answers)
+    def stop(self, answer: int) -> None:
+        """One answer was cut at its stop; nothing more comes of it."""
+        self._generations[answer // self._answers].cancel(answer % self._answers, over=True)
 
     async def deltas(self) -> AsyncGenerator[Numbered, None]:
         """What has come of any answer since the last look. Raises EngineGone."""

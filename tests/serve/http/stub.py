@@ -217,7 +217,7 @@ class StubGeneration:
         self.cancel()
         self._close()
 
-    def cancel(self, index: int | None = None) -> None:
+    def cancel(self, index: int | None = None, over: bool = False) -> None:
         for each in sorted(self._open if index is None else self._open & {index}):
             self._client.cancelled.append((self._number, each))
             self._open.discard(each)

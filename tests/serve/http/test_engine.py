@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from photon_ext.serve.app import make_app
 from photon_ext.serve.client import EngineClient
 from photon_ext.serve.settings import ServeSettings
 from tests.serve.http.server import CHAT, COMPLETIONS, HELLO, running
+from tests.serve.processes import until
 
 CHATML = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: "
 
@@ -98,6 +100,25 @@ def test_what_the_engine_alone_can_refuse_is_a_bad_request(loop: Any, http: Any)
         body = {"prompt": "Once", **wrong}
         response = loop.run_until_complete(http.post(COMPLETIONS, json=body))
         assert response.status_code == 400, response.text
+
+
+def ends(loop: Any, http: Any) -> dict[str, float]:
+    """How many requests have ended, by why."""
+    text = loop.run_until_complete(http.get("/metrics")).text
+    found = re.findall(r'request_success_total{finished_reason="(\w+)",.*} (.*)', text)
+    return {reason: float(count) for reason, count in found}
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_an_answer_that_ends_at_a_stop_string_counts_as_stop(
+    loop: Any, http: Any, path: str
+) -> None:
+    before = ends(loop, http)
+    prompt = {"messages": HELLO} if path == CHAT else {"prompt": "Once"}
+    answer = ask(loop, http, path, **prompt, n=2, regex="a{200}", stop="aaa", max_tokens=200)
+    assert [choice["stop_reason"] for choice in answer["choices"]] == ["aaa", "aaa"]
+    until(lambda: sum(ends(loop, http).values()) == sum(before.values()) + 2)
+    assert ends(loop, http) == {**before, "stop": before["stop"] + 2}
 
 
 def test_the_openai_client_streams_from_an_engine(loop: Any, http: Any) -> None:
