@@ -146,6 +146,10 @@ class CountRequest(Fields):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
+    def engine_names(self) -> dict[str, str]:
+        own = {"ids": "messages", "prompt": "messages", "stop": "stop_sequences"}
+        return {**super().engine_names(), **own, "json_schema": "tools"}
+
     def chat(self, tokenizer: Tokenizer, **fields: Any) -> ChatRequest:
         """The chat that is asked for, with `fields` besides. Raises ApiError, ValidationError."""
         messages = [each for turn in self.messages for each in turn.told()]

@@ -66,6 +66,14 @@ class ChatRequest(SamplingFields, FormFields):
             )
         return tools
 
+    def engine_names(self) -> dict[str, str]:
+        names = {**super().engine_names(), "ids": "messages", "prompt": "messages"}
+        if self.max_completion_tokens is not None:
+            names["max_new_tokens"] = "max_completion_tokens"
+        if self.response_format is None:  # a schema is that of the call that is forced
+            names["json_schema"] = "tools"
+        return names
+
     @property
     def cap(self) -> int | None:
         """The most tokens of an answer; None: what the context holds. Raises ApiError."""

@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,8 +19,9 @@ _LOG = logging.getLogger("photon_ext")
 _MOST_FAULTS = 2**12
 _RETRY_S = 5  # after which a model may be loaded
 _PARAM = re.compile(r"(\w+) (?:is|are|has|have|hold|holds|asks)\b")
-# engine's names of what requests name otherwise
-_NAMES = {"max_new_tokens": "max_tokens", "lora": "model", "ids": "prompt", "json_schema": None}
+# a name of the engine's in its message: what it begins with, or what is no word of a language
+_NAMED = re.compile(r"^\w+|\b(?:max_new_tokens|include_stop)\b")
+NO_NAMES: Mapping[str, str] = MappingProxyType({})
 
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
@@ -57,6 +59,12 @@ class ApiError(Exception):
         self.code = code
         self.headers = dict(headers or {})
 
+    def named(self, names: Mapping[str, str]) -> ApiError:
+        """The same, with the request's names of what the engine names otherwise."""
+        message = _NAMED.sub(lambda found: names.get(found[0], found[0]), self.message)
+        param = None if self.param is None else names.get(self.param, self.param)
+        return ApiError(self.status, message, self.kind, param, self.code, self.headers)
+
     def body(self) -> dict[str, Any]:
         fields = {"message": self.message, "type": self.kind, "param": self.param}
         return {"error": {**fields, "code": self.code}}
@@ -79,15 +87,26 @@ def too_long(message: str, param: str) -> ApiError:
     return bad_request(message, param, "context_length_exceeded")
 
 
-def api_error(error: Exception) -> ApiError | None:
-    """What a client is told of an error; None: it is a fault of this server."""
+def any_error(error: Exception, names: Mapping[str, str] = NO_NAMES) -> ApiError:
+    """What a client is told of an error; a fault of this server is logged. `names`: see
+    Fields.engine_names.
+    """
+    known = _api_error(error)
+    if known is not None:
+        return known.named(names)
+    _LOG.error("a request failed by a fault of the server", exc_info=error)
+    return ApiError(500, "a fault of the server; its log tells more", "server_error")
+
+
+def _api_error(error: Exception) -> ApiError | None:
+    """None: it is a fault of this server."""
     match error:
         case ApiError():
             return error
         case ValidationError():
             return _invalid(error)
         case BadAsk(param=param):
-            return bad_request(str(error), _NAMES.get(param or "", param))
+            return bad_request(str(error), param)
         case Busy(retry_after_s=seconds):
             return _later(429, str(error), "rate_limit_error", "queue_full", seconds)
         case QueueFull():
@@ -101,15 +120,6 @@ def api_error(error: Exception) -> ApiError | None:
         case PhotonError() if isinstance(error, ValueError):
             return bad_request(str(error), _param_of(str(error)))
     return None
-
-
-def any_error(error: Exception) -> ApiError:
-    """The same for any error; a fault of this server is logged."""
-    known = api_error(error)
-    if known is not None:
-        return known
-    _LOG.error("a request failed by a fault of the server", exc_info=error)
-    return ApiError(500, "a fault of the server; its log tells more", "server_error")
 
 
 def status_error(status: int, method: str, path: str) -> ApiError:
@@ -129,7 +139,7 @@ def _later(status: int, message: str, kind: str, code: str, seconds: int) -> Api
 def _param_of(message: str) -> str | None:
     """The parameter that an error of the house names first."""
     found = _PARAM.match(message)
-    return None if found is None else _NAMES.get(found[1], found[1])
+    return None if found is None else found[1]
 
 
 def _invalid(error: ValidationError) -> ApiError:

@@ -33,6 +33,19 @@ class Fields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
+    def engine_names(self) -> dict[str, str]:
+        """The fields of this request, by the engine's names of them, where these are others: an
+        error speaks of what the client has sent.
+        """
+        return {
+            "max_new_tokens": "max_tokens",
+            "include_stop": "include_stop_str_in_output",
+            "ids": "prompt",
+            "lora": "model",
+            "adapter": "model",
+            "json_schema": "response_format",
+        }
+
 
 class NotTaken:
     """A field that this server does not honour. It may have a value that asks for nothing; any

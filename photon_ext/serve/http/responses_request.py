@@ -173,6 +173,12 @@ class ResponsesRequest(Fields):
     repetition_penalty: float | None = row_field("repetition_penalty")
     priority: int | None = Field(default=None, ge=-INT32_MAX, le=INT32_MAX)
 
+    def engine_names(self) -> dict[str, str]:
+        form = "tools" if self.text is None or self.text.format is None else "text"
+        own = {"max_new_tokens": "max_output_tokens", "json_schema": form}
+        prompt = dict.fromkeys(("ids", "prompt", "messages"), "input")
+        return {**super().engine_names(), **own, **prompt, "response_format": "text"}
+
     def chat(self, tokenizer: Tokenizer) -> ChatRequest:
         """The chat that is asked for. Raises ValidationError."""
         choice = self.tool_choice

@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeAlias, get_type_hints
 
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from photon_ext.serve.http.errors import ApiError, any_error, bad_request
+from photon_ext.serve.http.errors import NO_NAMES, ApiError, any_error, bad_request
+from photon_ext.serve.http.fields import Fields
 from photon_ext.serve.http.respond import Json
 
 # A body is checked in one turn of the event loop, in which no other client is served: what these
@@ -21,8 +21,9 @@ MOST_BRACKETS, MOST_COMMAS = 2**18, 2**21
 Endpoint: TypeAlias = Callable[..., Awaitable[Response]]
 
 
-def error_response(error: Exception, path: str) -> Response:
-    told = any_error(error)
+def error_response(error: Exception, path: str, names: Mapping[str, str] = NO_NAMES) -> Response:
+    """`names`: see Fields.engine_names."""
+    told = any_error(error, names)
     return Json(told.body_for(path), told.status, told.headers)
 
 
@@ -53,10 +54,11 @@ class _WatchedAnswer(Response):
     is cancelled, and with it what it has asked of the engine.
     """
 
-    def __init__(self, endpoint: Endpoint, kind: type[BaseModel]) -> None:
+    def __init__(self, endpoint: Endpoint, kind: type[Fields]) -> None:
         self.background = None
         self._endpoint = endpoint
         self._kind = kind
+        self._names = NO_NAMES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -64,7 +66,7 @@ class _WatchedAnswer(Response):
         except Exception as error:
             if "status" in scope["state"]:  # the answer has begun
                 raise
-            await error_response(error, scope["path"])(scope, receive, send)
+            await error_response(error, scope["path"], self._names)(scope, receive, send)
 
     async def _watched(self, request: Request, receive: Receive, send: Send) -> None:
         _check_type(request.headers)
@@ -72,6 +74,7 @@ class _WatchedAnswer(Response):
         request.state.size = len(content)
         _check_parts(content)
         body = self._kind.model_validate_json(content)
+        self._names = body.engine_names()
         answer = asyncio.ensure_future(self._answer(body, request, send))
         left = asyncio.ensure_future(_client_left(receive))
         try:
@@ -85,7 +88,7 @@ class _WatchedAnswer(Response):
         if not answer.cancelled():
             answer.result()
 
-    async def _answer(self, body: BaseModel, request: Request, send: Send) -> None:
+    async def _answer(self, body: Fields, request: Request, send: Send) -> None:
         response = await self._endpoint(body, request)
         await response(request.scope, request.receive, send)
 

@@ -16,6 +16,7 @@ from tests.serve.http.server import CHAT, COMPLETIONS, HELLO, post, says, served
 from tests.serve.http.stub import StubClient, busy
 
 BODY = {"messages": HELLO}
+AS_JSON = {"response_format": {"type": "json_object"}}
 
 
 def sent(
@@ -135,6 +136,46 @@ def test_what_the_engine_refuses(model_dir: Path) -> None:
     client = StubClient(says("Hi"), refusal=BadAsk("the regex is too large; make it", "regex"))
     error = error_of(sent(model_dir, client, json=BODY), 400)
     assert (error["param"], error["type"]) == ("regex", "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_tokens"),
+    ],
+)
+def test_errors_speak_of_the_fields_of_the_request(model_dir: Path, path: str, field: str) -> None:
+    prompt = BODY if path == CHAT else {"prompt": "Once"}
+    error = error_of(sent(model_dir, url=path, json={**prompt, "min_tokens": 9, field: 5}), 400)
+    assert error["message"].startswith(f"min_tokens is 9 and {field} 5; ")
+    assert error["param"] == "min_tokens"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        (CHAT, BODY, ("max_tokens", "messages", "tools")),
+        (
+            CHAT,
+            {**BODY, "max_completion_tokens": 5},
+            ("max_completion_tokens", "messages", "tools"),
+        ),
+        (CHAT, {**BODY, **AS_JSON}, ("max_tokens", "messages", "response_format")),
+        (COMPLETIONS, {"prompt": "a"}, ("max_tokens", "prompt", "response_format")),
+        ("/v1/responses", {"input": "a"}, ("max_output_tokens", "input", "tools")),
+    ],
+)
+def test_what_the_engine_names_otherwise_has_the_name_of_the_request(
+    model_dir: Path, path: str, body: Any, names: tuple[str, ...]
+) -> None:
+    for param, name in zip(("max_new_tokens", "ids", "json_schema"), names, strict=True):
+        told = f"a prompt of 3 tokens and max_new_tokens 5 need more; a {param}"
+        client = StubClient(says("Hi"), refusal=BadAsk(told, param))
+        error = error_of(sent(model_dir, client, url=path, json=body), 400)
+        assert "max_new_tokens" not in error["message"]
+        assert error["param"] == name
 
 
 @pytest.mark.parametrize("state", ["starting", "gone"])
