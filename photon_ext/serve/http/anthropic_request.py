@@ -13,7 +13,7 @@ from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields, Many, NotTaken, row_field
+from photon_ext.serve.http.fields import Fields, JsonObject, Many, NotTaken, row_field
 from photon_ext.serve.http.thought_parser import BEGIN
 
 _NO_EFFECT = "Of no effect: prompts share pages by their content."
@@ -41,7 +41,7 @@ class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: JsonObject
 
 
 def _known_block(value: Any) -> Any:
@@ -98,7 +98,7 @@ class Turn(Fields):
 
 class Tool(Block):
     name: str = Field(min_length=1)
-    input_schema: dict[str, Any]
+    input_schema: JsonObject
     description: str | None = None
     type: Literal["custom"] | None = None
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from photon_ext.layout import MOST_LOGPROBS
 from photon_ext.sampling.tools import Tools
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Many, NotTaken
+from photon_ext.serve.http.fields import JsonObject, Many, NotTaken
 from photon_ext.serve.http.form_fields import FormFields
 from photon_ext.serve.http.messages import Message
 from photon_ext.serve.http.sampling_fields import SamplingFields
@@ -26,9 +26,9 @@ class ChatRequest(SamplingFields, FormFields):
 
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
 
-    tools: Many[dict[str, Any]] | None = None
+    tools: Many[JsonObject] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     separate_reasoning: bool | None = Field(

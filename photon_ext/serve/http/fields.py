@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -22,6 +24,27 @@ MOST_ITEMS = 2**14
 # A list that is checked up to its first fault: checking ends within a fraction of a second whatever
 # a body holds, since no other client of the process is served meanwhile.
 Many: TypeAlias = Annotated[list[Item], Field(max_length=MOST_ITEMS, fail_fast=True)]
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """Python reads NaN and Infinity, and a number that is too large becomes the latter."""
+    waiting: list[Any] = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list):
+            waiting += one
+        elif isinstance(one, float) and not isfinite(one):
+            told = {"number": str(one)}
+            raise PydanticCustomError(
+                "value_error", "it holds {number}; give finite numbers, as JSON has no others", told
+            )
+    return value
+
+
+# An object of any form, whose numbers are JSON's.
+JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_finite)]
 # What the openai package reads from an answer, keeps beside it, and sends back with it.
 SentBack: TypeAlias = Annotated[Any, Field(description="Of no effect: a client's own reading.")]
 

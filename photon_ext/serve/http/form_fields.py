@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields, Many
+from photon_ext.serve.http.fields import Fields, JsonObject, Many
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -20,7 +20,7 @@ class NamedSchema(Fields):
 
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] = Field(alias="schema")
+    schema_: JsonObject = Field(alias="schema")
     strict: bool | None = None
 
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
-from photon_ext.serve.http.fields import Fields, Many, NotTaken, SentBack, row_field
+from photon_ext.serve.http.fields import Fields, JsonObject, Many, NotTaken, SentBack, row_field
 
 _STATELESS = "nothing is stored here: send the whole conversation as input"
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -92,7 +92,7 @@ class FunctionTool(Fields):
     type: Literal["function"]
     name: str = Field(min_length=1)
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonObject | None = None
     strict: bool | None = None
 
     def told(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class TextFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    schema_: JsonObject | None = Field(default=None, alias="schema")
     strict: bool | None = None
 
     def told(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from photon_ext.checks import check_ids
 from photon_ext.errors import RequestError
 from photon_ext.models.text.chat_options import ChatOptions
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields, Many
+from photon_ext.serve.http.fields import Fields, JsonObject, Many
 from photon_ext.serve.http.messages import Message
 from photon_ext.serve.http.model import ServedModel
 from photon_ext.serve.http.respond import Json
@@ -29,7 +29,7 @@ class TokenizeRequest(Fields):
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: JsonObject | None = None
     return_token_strs: bool | None = False
 
 

@@ -59,6 +59,52 @@ def test_a_body_that_is_no_object_of_json(model_dir: Path, content: bytes) -> No
     assert error_of(sent(model_dir, content=content, headers=headers), 400)
 
 
+def tools_with(number: float) -> Any:
+    parameters = {"type": "object", "properties": {"a": {"enum": [0, number]}}}
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        (CHAT, {**BODY, "tools": tools_with(7)}, "tools[0]"),
+        (CHAT, {**BODY, "chat_template_kwargs": {"a": [7]}}, "chat_template_kwargs"),
+        ("/tokenize", {**BODY, "chat_template_kwargs": {"a": 7}}, "chat_template_kwargs"),
+        (
+            COMPLETIONS,
+            {
+                "prompt": "a",
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"enum": [7]}},
+                },
+            },
+            "response_format.json_schema.schema",
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "json_schema", "schema": {"enum": [7]}}}},
+            "text.format.schema",
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "tools": [{"type": "function", "name": "f", "parameters": {"a": 7}}]},
+            "tools[0].parameters",
+        ),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_refused(
+    model_dir: Path, path: str, body: Any, field: str, number: str
+) -> None:
+    """Python's JSON takes them."""
+    content = json.dumps(body).replace("7", number)
+    error = error_of(sent(model_dir, url=path, content=content.encode()), 400)
+    assert error["param"] == field
+    assert error["message"].startswith(f"{field}: it holds ")
+    assert sent(model_dir, url=path, content=json.dumps(body).encode()).status_code != 500
+
+
 def test_numbers_of_any_length_are_refused(model_dir: Path) -> None:
     headers = {"content-type": "application/json"}
     for field in ("seed", "max_tokens", "priority", "temperature"):
