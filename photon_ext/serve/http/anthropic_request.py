@@ -13,7 +13,15 @@ from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
 from photon_ext.serve.http.errors import bad_request
-from photon_ext.serve.http.fields import Fields, JsonObject, Many, NotTaken, row_field
+from photon_ext.serve.http.fields import (
+    BY_TYPE,
+    Fields,
+    JsonObject,
+    Many,
+    NotTaken,
+    branch,
+    row_field,
+)
 from photon_ext.serve.http.thought_parser import BEGIN
 
 _NO_EFFECT = "Of no effect: prompts share pages by their content."
@@ -75,7 +83,11 @@ class ToolResultBlock(Block):
 
 AnyBlock = Annotated[
     Annotated[
-        TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+        Annotated[TextBlock, branch("text")]
+        | Annotated[ThinkingBlock, branch("thinking")]
+        | Annotated[ToolUseBlock, branch("tool_use")]
+        | Annotated[ToolResultBlock, branch("tool_result")],
+        BY_TYPE,
     ],
     BeforeValidator(_known_block),
 ]

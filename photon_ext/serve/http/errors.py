@@ -168,7 +168,7 @@ def _invalid(error: ValidationError) -> ApiError:
 
 def _path(loc: tuple[int | str, ...]) -> str:
     """A place in a body as clients write it: messages[0].content. Names of a union's branches,
-    which pydantic puts into it, are left out.
+    which pydantic puts into it, are left out; see fields.branch.
     """
     path = ""
     for step in loc:

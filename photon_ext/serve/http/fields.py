@@ -9,9 +9,11 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
+    Tag,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -43,6 +45,18 @@ def _finite(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def branch(kind: str) -> Tag:
+    """Of a union that BY_TYPE tells apart. The places of faults name branches, between those of
+    fields: this is the name of no field.
+    """
+    return Tag(f"<{kind}>")
+
+
+BY_TYPE = Discriminator(
+    lambda value: f"<{value.get('type')}>" if isinstance(value, dict) else None,
+    custom_error_type="no_type",
+    custom_error_message="expected an object with a type",
+)
 # An object of any form, whose numbers are JSON's.
 JsonObject: TypeAlias = Annotated[dict[str, Any], AfterValidator(_finite)]
 # What the openai package reads from an answer, keeps beside it, and sends back with it.

@@ -10,7 +10,16 @@ from pydantic_core import PydanticCustomError
 from photon_ext.checks import INT32_MAX
 from photon_ext.models.text.tokenizer import Tokenizer
 from photon_ext.serve.http.chat_request import ChatRequest
-from photon_ext.serve.http.fields import Fields, JsonObject, Many, NotTaken, SentBack, row_field
+from photon_ext.serve.http.fields import (
+    BY_TYPE,
+    Fields,
+    JsonObject,
+    Many,
+    NotTaken,
+    SentBack,
+    branch,
+    row_field,
+)
 
 _STATELESS = "nothing is stored here: send the whole conversation as input"
 _ITEMS = ("message", "function_call", "function_call_output", "reasoning")
@@ -83,7 +92,13 @@ class ReasoningItem(Item):
 
 
 AnyItem = Annotated[
-    Annotated[MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type")],
+    Annotated[
+        Annotated[MessageItem, branch("message")]
+        | Annotated[CallItem, branch("function_call")]
+        | Annotated[CallOutputItem, branch("function_call_output")]
+        | Annotated[ReasoningItem, branch("reasoning")],
+        BY_TYPE,
+    ],
     _known(_ITEMS, "an item"),
 ]
 

@@ -59,6 +59,52 @@ def test_a_body_that_is_no_object_of_json(model_dir: Path, content: bytes) -> No
     assert error_of(sent(model_dir, content=content, headers=headers), 400)
 
 
+def block_of(kind: str, **fields: Any) -> dict[str, Any]:
+    turn = {"role": "user", "content": [{"type": kind, **fields}]}
+    return {"model": "stub", "max_tokens": 4, "messages": [turn]}
+
+
+TEXT = {"type": "text", "text": 5}
+RESULT = {"tool_use_id": "a", "content": [TEXT]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": [TEXT]}]}, "messages[0].content[0].text"),
+        (CHAT, {"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        (CHAT, {**BODY, "stop": ["a", 5]}, "stop[1]"),
+        ("/v1/messages", block_of("text", text=5), "messages[0].content[0].text"),
+        ("/v1/messages", block_of("text", text="a", x=5), "messages[0].content[0].x"),
+        ("/v1/messages", block_of("tool_use", id="a"), "messages[0].content[0].name"),
+        (
+            "/v1/messages",
+            block_of("tool_result", **RESULT),
+            "messages[0].content[0].content[0].text",
+        ),
+        ("/v1/responses", {"input": [{"role": "user", "content": 5}]}, "input[0].content"),
+        (
+            "/v1/responses",
+            {"input": [{"type": "message", "role": "user", "content": [TEXT]}]},
+            "input[0].content[0].text",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"type": "function_call", "call_id": 5, "name": "a", "arguments": ""}]},
+            "input[0].call_id",
+        ),
+    ],
+)
+def test_the_place_of_a_fault_is_as_clients_write_it(
+    model_dir: Path, path: str, body: Any, place: str
+) -> None:
+    response = sent(model_dir, url=path, json=body)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith(f"{place} is ")
+    assert error.get("param", place) == place
+
+
 def tools_with(number: float) -> Any:
     parameters = {"type": "object", "properties": {"a": {"enum": [0, number]}}}
     return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
