@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from photon_ext import ops
+from photon_ext import Weight, WeightFormat, ops
+from photon_ext.dequantize import dequantized
 
 ROWS, Q_HEADS, KV_HEADS, HEAD_DIM, MAX_LEN = 3, 6, 2, 64, 128
 
@@ -58,8 +59,18 @@ def attend(next_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return out, v
 
 
+def multiply(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tokens times a weight of four bits: codes from 0 to 15, less 8, with a scale for each 32
+    columns of a row. Returns the products, [2, 16], and the same by PyTorch.
+    """
+    codes = torch.randint(256, (16, 64 // 2), dtype=torch.uint8, device=device)  # two in a byte
+    weight = Weight(codes, WeightFormat.INT4, scale=torch.full((16, 2), 0.1, device=device))
+    x = torch.randn(2, 64, device=device)
+    return ops.linear(x, weight), x @ dequantized(weight).T
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    """Runs both and prints what came of them."""
+    """Runs all and prints what came of them."""
     parser = argparse.ArgumentParser(description="Single ops.")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(argv)
@@ -70,6 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # row 1 is at position 0: its own token gets all of the attention
     alone = v[1].repeat_interleave(Q_HEADS // KV_HEADS, 0)
     print("one key gets all of the attention:", torch.allclose(out[1], alone, atol=1e-5))
+    products, expected = multiply(options.device)
+    print("a weight of four bits:", torch.allclose(products, expected, atol=1e-4))
 
 
 if __name__ == "__main__":

@@ -106,4 +106,5 @@ def test_single_ops_do_what_they_say(capsys: pytest.CaptureFixture[str]) -> None
     assert run(capsys, "ops") == [
         "carried over: 41 8 40",
         "one key gets all of the attention: True",
+        "a weight of four bits: True",
     ]
