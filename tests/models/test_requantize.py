@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from photon_ext.dequantize import dequantized
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, ModelError
+from photon_ext.models.loading import placing
 from photon_ext.models.loading.loader import LoadedModel, load_model
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
 from photon_ext.models.weights import check_weights, other_slots, weight_modules
@@ -100,9 +101,12 @@ def rounded(numbers: torch.Tensor, weight: Weight) -> torch.Tensor:
 @pytest.mark.parametrize("quantize", ["none", "fp8", "int4"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_source_is_rounded_to_what_is_asked(
-    source: str, quantize: str, paths: dict[str, Path]
+    source: str, quantize: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each linear to it, the head to fp8, embeddings only where they are the head."""
+    """Each linear to it, the head to fp8, embeddings only where they are the head; some rows after
+    the other, as large ones are.
+    """
+    monkeypatch.setattr(placing, "_NUMBERS", 1)
     found = load_model(paths[source], torch.float32, quantize=quantize)
     stored = load_model(paths[source], torch.float32, quantize="stored")
     check_weights(found.config, found.weights)
@@ -226,13 +230,14 @@ def test_a_plan_is_of_the_weights_that_are_asked_for(capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("quantize", ["int4", "fp8"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_cannot_be_rounded_name_file_tensor_and_place(
-    number: float, quantize: str, tmp_path: Path
+    number: float, quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(placing, "_NUMBERS", 1)  # 128 rows at a time
     path = plain(tmp_path) / "model.safetensors"
     tensors, name = load_file(path), "model.layers.1.mlp.down_proj.weight"
-    tensors[name][7, 3] = number
+    tensors[name][157, 3] = number
     save_file(tensors, path)
-    message = rf"plain/model\.safetensors: {name}: the weight is {number} at row 7, column 3; "
+    message = rf"plain/model\.safetensors: {name}: the weight is {number} at row 157, column 3; "
     with pytest.raises(ModelError, match=message):
         load_model(tmp_path / "plain", quantize=quantize)
     load_model(tmp_path / "plain")

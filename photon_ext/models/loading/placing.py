@@ -7,9 +7,10 @@ import torch
 from photon_ext.dequantize import dequantized
 from photon_ext.errors import ModelError
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
-from photon_ext.weight import Weight
+from photon_ext.weight import SCALE_BLOCK, Weight
 from photon_ext.weight_format import WeightFormat
 
+_NUMBERS = 1 << 20  # that are converted at a time
 _NEAR = 2.0**-10  # twice what scales lose that are rounded to float16
 
 
@@ -20,19 +21,30 @@ def place(slot: Weight, weight: Weight, source: str) -> None:
     ModelError: a number cannot be rounded so.
     """
     if _kind(slot) == _kind(weight) and _keeps_scales(slot, weight):
-        for to, part in zip(slot.tensors(), weight.tensors(), strict=True):
-            to.copy_(part)
-    elif slot.format is WeightFormat.DENSE:
-        slot.data.copy_(dequantized(weight))
-    else:
-        numbers = dequantized(weight).to(slot.device)
+        for tensor, stored in zip(slot.tensors(), weight.tensors(), strict=True):
+            tensor.copy_(stored)
+        return
+    # Some rows after the other: the whole in float32 is eight times as large as four bits.
+    each = max(_NUMBERS // slot.k // SCALE_BLOCK, 1) * SCALE_BLOCK
+    firsts = range(0, slot.n, each)
+    rows = [min(each, slot.n - first) for first in firsts]
+    for first, to, part in zip(firsts, slot.split(rows), weight.split(rows), strict=True):
         try:
-            data, scale = _rounded(slot, numbers)
+            _convert(to, part, first)
         except ModelError as error:
             raise ModelError(f"{source}: {error}") from error
-        assert slot.scale is not None
-        slot.data.copy_(data)
-        slot.scale.copy_(scale)
+
+
+def _convert(slot: Weight, weight: Weight, first: int) -> None:
+    """`first`: the number of the first row."""
+    numbers = dequantized(weight)
+    if slot.format is WeightFormat.DENSE:
+        slot.data.copy_(numbers)
+        return
+    data, scale = _rounded(slot, numbers.to(slot.device), first)
+    assert slot.scale is not None
+    slot.data.copy_(data)
+    slot.scale.copy_(scale)
 
 
 def _kind(weight: Weight) -> object:
@@ -48,8 +60,8 @@ def _keeps_scales(slot: Weight, weight: Weight) -> bool:
     return torch.allclose(kept, scale, rtol=_NEAR, atol=0)
 
 
-def _rounded(slot: Weight, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _rounded(slot: Weight, numbers: torch.Tensor, first: int) -> tuple[torch.Tensor, torch.Tensor]:
     assert slot.scale is not None
     if slot.format is WeightFormat.FP8:
-        return fp8_rows(numbers)
-    return int4_groups(numbers, slot.k // slot.scale.shape[1])
+        return fp8_rows(numbers, first)
+    return int4_groups(numbers, slot.k // slot.scale.shape[1], first)

@@ -20,9 +20,10 @@ _FLOAT16_STEP = 2.0**-24  # the smallest number above 0, and the step of those b
 _BLOCK = 1 << 22  # numbers that are worked on at a time
 
 
-def fp8_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def fp8_rows(weight: torch.Tensor, first_row: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """The numbers data * scale, data float8_e4m3fn [n, k] and scale float32 [n, 1], of a weight
     [n, k] of any float dtype, on its device. The largest magnitude of a row is 448 times its scale.
+    `first_row`: what messages call its first row.
 
     Raises:
         ConfigError: the weight is no matrix of floats.
@@ -30,21 +31,23 @@ def fp8_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     data = torch.empty(_checked_shape(weight), dtype=torch.float8_e4m3fn, device=weight.device)
     scale = torch.empty(len(weight), 1, device=weight.device)
-    for rows, numbers in _blocks(weight):
+    for rows, numbers in _blocks(weight, first_row):
         largest = numbers.abs().amax(1, keepdim=True)
         scale[rows] = (largest / FP8_MOST).clamp(min=_LEAST_SCALE)
         data[rows] = (numbers / scale[rows]).clamp(-FP8_MOST, FP8_MOST).to(data.dtype)
     return data, scale
 
 
-def int4_groups(weight: torch.Tensor, group: int = INT4_GROUP) -> tuple[torch.Tensor, torch.Tensor]:
+def int4_groups(
+    weight: torch.Tensor, group: int = INT4_GROUP, first_row: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Four bits for each number of a weight [n, k] of any float dtype, and a scale for each `group`
     of consecutive columns of a row, on the weight's device.
 
     Column c of a row stands for (nibble - 8) * scale, with its nibble in byte c // 2 of the row:
     the low four bits where c is even, the high four where it is odd. The number of the largest
     magnitude in a group is -8 times the scale, so that all 16 values are used. So a scale is
-    negative where that number is positive.
+    negative where that number is positive. `first_row`: as in fp8_rows.
 
     Returns:
         data uint8 [n, k // 2], and scale float16 [n, k // group].
@@ -61,7 +64,7 @@ def int4_groups(weight: torch.Tensor, group: int = INT4_GROUP) -> tuple[torch.Te
         )
     data = torch.empty(n, k // 2, dtype=torch.uint8, device=weight.device)
     scale = torch.empty(n, k // group, dtype=torch.float16, device=weight.device)
-    for rows, numbers in _blocks(weight):
+    for rows, numbers in _blocks(weight, first_row):
         groups = numbers.unflatten(1, (-1, group))
         scale[rows] = _int4_scales(groups)
         codes = (groups / scale[rows].float().unsqueeze(-1)).round_()
@@ -97,7 +100,7 @@ def _checked_shape(weight: torch.Tensor) -> tuple[int, int]:
     return n, k
 
 
-def _blocks(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+def _blocks(weight: torch.Tensor, first_row: int) -> Iterator[tuple[slice, torch.Tensor]]:
     """Some rows after the other, in float32. ModelError: one has a number that is not finite."""
     each = max(1, _BLOCK // weight.shape[1])
     for first, part in zip(range(0, len(weight), each), weight.split(each), strict=True):
@@ -105,8 +108,8 @@ def _blocks(weight: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
         if not bool(numbers.isfinite().all()):
             row, column = (~numbers.isfinite()).nonzero()[0].tolist()
             raise ModelError(
-                f"the weight is {float(numbers[row, column])} at row {first + row}, column "
-                f"{column}; numbers that are not finite cannot be rounded: the file is damaged, or "
-                "was made of a model that is"
+                f"the weight is {float(numbers[row, column])} at row {first_row + first + row}, "
+                f"column {column}; numbers that are not finite cannot be rounded: the file is "
+                "damaged, or was made of a model that is"
             )
         yield slice(first, first + len(part)), numbers
