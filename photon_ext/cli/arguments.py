@@ -313,7 +313,11 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--dtype", choices=("float32", "float16", "bfloat16"), help="by default what generate takes"
     )
-    plan.add_argument("--quantize", choices=CHOICES, help="weights, as generate takes it")
+    plan.add_argument(
+        "--quantize",
+        choices=CHOICES,
+        help="weights, as generate takes it; by default none, as on a GPU that has room for it",
+    )
     plan.add_argument(
         "--backend",
         choices=get_args(Backend),

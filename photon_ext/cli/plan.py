@@ -35,7 +35,8 @@ In steps with chunks attention of decode rows goes by their number, the head by 
 def planned(arguments: argparse.Namespace) -> str:
     """The report, or with --json an object. Raises ModelError: there is no such model."""
     with starting():
-        config = requantized(_config(arguments.plan), arguments.quantize)
+        # unasked as on a GPU that has room for it
+        config = requantized(_config(arguments.plan), arguments.quantize or "none")
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)

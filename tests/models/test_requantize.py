@@ -227,6 +227,22 @@ def test_a_plan_is_of_the_weights_that_are_asked_for(capsys: pytest.CaptureFixtu
     assert "--quantize: without --plan MODEL there is nothing to choose" in err
 
 
+@pytest.mark.parametrize(
+    ("source", "stored"),
+    [("gguf", "weights in q8_0"), ("fp8", "fp8 weights, scales one a block of 128 x 128")],
+)
+def test_a_plan_of_a_file_is_of_its_weights_where_they_are_kept(
+    source: str, stored: str, paths: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unasked they are expanded, as an engine does on a GPU that has room for it."""
+    plan = ("info", "--plan", str(paths[source]), "--device", "h200", "--dtype", "bfloat16")
+    _, out, _ = run(capsys, *plan, "--quantize", "stored")
+    assert out.startswith(f"{paths[source]} in bfloat16, {stored} on h200: backend ")
+    plain = [run(capsys, *plan, *more)[1] for more in ((), ("--quantize", "none"))]
+    assert plain[0] == plain[1]
+    assert plain[0].startswith(f"{paths[source]} in bfloat16 on h200: backend hopper")
+
+
 @pytest.mark.parametrize("quantize", ["int4", "fp8"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_numbers_that_cannot_be_rounded_name_file_tensor_and_place(

@@ -8,6 +8,7 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from photon_ext.errors import ConfigError, ModelError, PhotonError, describe, shortened, shown
@@ -96,8 +97,8 @@ def _bundled_model() -> Path:
 
 
 def read_config(model: str | Path) -> ModelConfig:
-    """The config of a model as `load_model` takes it, read without its weights; its tokenizer's end
-    tokens are not added.
+    """The config of a model as `load_model` takes it, with weights as the file stores them, none of
+    which are read; its tokenizer's end tokens are not added.
 
     Raises:
         ModelError, ConfigError: as load_model.
@@ -109,7 +110,10 @@ def read_config(model: str | Path) -> ModelConfig:
         with needs_packages(path):
             from photon_ext.models.loading.gguf_config import gguf_config
             from photon_ext.models.loading.gguf_file import GgufFile
-        return gguf_config(GgufFile(path))
+            from photon_ext.models.loading.gguf_weights import stored_formats
+        file = GgufFile(path)
+        config = gguf_config(file)
+        return replace(config, quantization=stored_formats(file, config))
 
 
 def directory_config(directory: Path) -> ModelConfig:
