@@ -82,21 +82,30 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
 
 
 def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> Iterator[list[Plan]]:
-    """The ops of a decode step on weights of fewer bits: a group per matrix and format whose whole
-    blocks its rows are.
+    """The ops of a decode step on weights of fewer bits, and those turned into numbers, as products
+    of many tokens need them: a group per matrix and format whose whole blocks its rows are.
     """
     for each, form in product(projections(setting.config), map(WeightFormat, formats)):
         if each.k % max(form.columns, 32):
             continue
         weights = cache(partial(_stored_copies, setting, each, form))
         size = each.n * form.row_bytes(each.k)
-        memory = setting.rotation.copies(size) * size + setting.nbytes(each.n, each.k)
+        memory = setting.rotation.copies(size) * size + 2 * setting.nbytes(each.n, each.k)
         at = setting._replace(way="portable", form=form.value)
         make = partial(_linear, each.fused, weights)
+        sizes = [at._replace(batch=batch) for batch in batches]
+        decoded = partial(_dequantize, weights)
         yield [
-            Plan((each.fused,), each.what, at._replace(batch=batch), make, memory)
-            for batch in batches
+            *(Plan((each.fused,), each.what, one, make, memory) for one in sizes),
+            Plan(("dequantize_into",), each.what, at._replace(way="plain"), decoded, memory),
         ]
+
+
+def _dequantize(weights: Callable[[], Sequence[Weight]], at: Setting) -> Case:
+    every = weights()
+    out = at.unwritten(every[0].n, every[0].k)
+    moved = every[0].nbytes + out.nbytes
+    return rotated_case(at, "dequantize_into", every, lambda w: (out, w), (0,), moved)
 
 
 def _stored_copies(at: Setting, projection: Projection, form: WeightFormat) -> list[Weight]:

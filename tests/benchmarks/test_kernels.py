@@ -75,7 +75,8 @@ def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) ->
     given = ("--formats", "fp8,int4,q4_1,q8_0,q4_k", "--ops", "o")
     code, entries = run(tmp_path / "k.jsonl", *given)
     assert code == 0
-    moved = {e["format"]: e["bytes"] for e in entries if e.get("format") and e["batch"] == 1}
+    linears = [e for e in entries if e["op"] == "linear_residual_" and e["batch"] == 1]
+    moved = {e["format"]: e["bytes"] for e in linears if e.get("format")}
     vectors, blocks = 3 * 64 * 2, 64 * 2
     assert moved == {
         "fp8": 64 * 64 + 64 * 4 + vectors,
