@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_ext.dequantize import dequantized
+from photon_ext import ops
 from photon_ext.errors import ModelError
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
 from photon_ext.weight import SCALE_BLOCK, Weight
@@ -37,14 +37,26 @@ def place(slot: Weight, weight: Weight, source: str) -> None:
 
 def _convert(slot: Weight, weight: Weight, first: int) -> None:
     """`first`: the number of the first row."""
-    numbers = dequantized(weight)
     if slot.format is WeightFormat.DENSE:
-        slot.data.copy_(numbers)
+        _write_numbers(slot.data, weight)
         return
-    data, scale = _rounded(slot, numbers.to(slot.device), first)
+    numbers = torch.empty(slot.n, slot.k, device=slot.device)
+    _write_numbers(numbers, weight)
+    data, scale = _rounded(slot, numbers, first)
     assert slot.scale is not None
     slot.data.copy_(data)
     slot.scale.copy_(scale)
+
+
+def _write_numbers(to: torch.Tensor, weight: Weight) -> None:
+    """Those of a weight of any format, decoded where `to` [n, k] is: fewer bits move sooner."""
+    if weight.format is WeightFormat.DENSE:
+        to.copy_(weight.data)
+        return
+    parts = (weight.data, weight.scale, weight.zero)
+    data, scale, zero = (None if one is None else one.to(to.device).contiguous() for one in parts)
+    assert data is not None
+    ops.dequantize_into(to, Weight(data, weight.format, scale, zero))
 
 
 def _kind(weight: Weight) -> object:
