@@ -127,7 +127,8 @@ def mixed(**others: Kind | None) -> Callable[[str], Kind | None]:
     return lambda name: kinds[name.split(".")[-2]]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.emulated
+@BOTH
 def test_hazard_c10_parts_of_a_projection_may_differ_in_type(
     family: str, tmp_path: Path, device: str
 ) -> None:
