@@ -37,6 +37,7 @@ BOUNDS: dict[str, tuple[float, ...]] = {
 }
 """Upper bounds of the buckets of each histogram; a last bucket has what is above them all."""
 
+_RECENT = 16
 Counts: TypeAlias = "tuple[list[int], float]"
 """How many values lie in each bucket, and the sum of them all."""
 
@@ -61,9 +62,16 @@ class Life(NamedTuple):
 
 
 class RequestMeter:
-    """Counts requests by the engine thread; any thread may read."""
+    """Counts requests by the engine thread; any thread may read.
+
+    Attributes:
+        recent_row_s: seconds for which a request has a row, lately: a moving average over 16; 0
+            before one has ended.
+    """
 
     def __init__(self) -> None:
+        self.recent_row_s = 0.0
+        self._rows = 0
         self._ends: dict[str, int] = {}
         self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in BOUNDS.items()}
         self._sums = dict.fromkeys(BOUNDS, 0.0)
@@ -81,7 +89,10 @@ class RequestMeter:
         count("queue_s", (ended if admitted is None else admitted) - submitted)
         if admitted is None:
             return
-        count("in_row_s", ended - admitted)
+        row_s = ended - admitted
+        count("in_row_s", row_s)
+        self._rows += 1
+        self.recent_row_s += (row_s - self.recent_row_s) / min(self._rows, _RECENT)
         if first is None:
             return
         count("first_token_s", first - submitted)

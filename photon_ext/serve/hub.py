@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import selectors
 import socket
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from photon_ext.serve.form_desk import FormDesk
 
 BEAT_S = 0.25
+MOST_RETRY_S = 60
 PIECE_BYTES = 2**20  # of prompt scores
 # the text of an answer is its client's
 OF_THE_CLIENT = ("stop", "include_stop", "constraint")
@@ -255,7 +257,14 @@ class Hub:
     def refuse(self, link: EngineLink, asked: Submit, error: PhotonError) -> None:
         """From any thread."""
         link.forget(range(asked.id, asked.id + asked.n))
-        link.send(_refused(asked.id, error))
+        link.send(_refused(asked.id, error, self._retry_s()))
+
+    def _retry_s(self) -> int:
+        """Whole seconds in which those that wait now may have got their rows."""
+        waiting = self._engine.waiting
+        running = sum(len(link.requests) for link in [*self._links]) - waiting
+        each_s = self._engine.meter.requests.recent_row_s
+        return min(max(math.ceil(waiting * each_s / max(running, 1)), 1), MOST_RETRY_S)
 
     def _scores_ready(self, route: Route) -> None:
         self.later(partial(self._send_scores, route))
@@ -340,10 +349,10 @@ def _told(error: Exception) -> PhotonError:
     return PhotonError(f"the engine failed at this request: {describe(error)}; try again")
 
 
-def _refused(number: int, error: PhotonError) -> Refused:
+def _refused(number: int, error: PhotonError, retry_after_s: int = 1) -> Refused:
     message = str(error)
     if isinstance(error, QueueFull):
-        return Refused(number, "busy", message)
+        return Refused(number, "busy", message, retry_after_s=retry_after_s)
     if isinstance(error, ValueError):
         return Refused(number, "bad", message, _param_of(message))
     return Refused(number, "gone", message)  # nothing that the client could mend

@@ -43,6 +43,19 @@ def test_what_a_request_never_came_to_is_not_counted() -> None:
     assert meter.ends() == {"cancelled": 1, "error": 1}
 
 
+def test_the_time_in_a_row_is_that_of_late() -> None:
+    meter = RequestMeter()
+    assert meter.recent_row_s == 0.0
+    for seconds in (1.0, 3.0):
+        meter.add(Life("stop", 0.0, 5.0, 5.5, 5.0 + seconds, 1, 1))
+    assert meter.recent_row_s == pytest.approx(2.0)
+    meter.add(Life("cancelled", 0.0, None, None, 100.0, 1, 0))
+    assert meter.recent_row_s == pytest.approx(2.0)
+    for _ in range(100):
+        meter.add(Life("stop", 0.0, 5.0, 5.5, 15.0, 1, 1))
+    assert meter.recent_row_s == pytest.approx(10.0, rel=0.02)
+
+
 @pytest.mark.parametrize(("seconds", "place"), [(0.0, 0), (0.001, 0), (0.0011, 1), (1e9, -1)])
 def test_a_bound_belongs_to_its_bucket(seconds: float, place: int) -> None:
     meter = RequestMeter()

@@ -473,6 +473,23 @@ def test_hazard_b10_a_full_queue_answers_everybody(home: LocalHome) -> None:
     run(home, test)
 
 
+def test_a_full_queue_says_when_those_that_wait_have_their_rows(home: LocalHome) -> None:
+    async def test(client: EngineClient) -> None:
+        full = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS + WAITING)]
+        until(lambda: home.engine.waiting == WAITING)
+        requests = home.engine.meter.requests
+        for row_s, expected in ((0.0, 1), (1e-3, 1), (0.5, 8), (3.0, 45), (1e6, 60)):
+            requests.recent_row_s = row_s
+            with pytest.raises(Busy) as caught:
+                await client.generate(Ask((1,), LONG))
+            assert caught.value.retry_after_s == expected
+        requests.recent_row_s = 0.0
+        for generation in full:
+            generation.cancel()
+
+    run(home, test)
+
+
 def test_hazard_b11_cached_pages_are_those_of_the_same_salt(home: LocalHome) -> None:
     prompt = tuple(range(100, 200))
 
