@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import selectors
 import socket
 import threading
@@ -12,7 +11,6 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -40,6 +38,7 @@ from photon_ext.serve.messages import (
     Submit,
 )
 from photon_ext.serve.token_router import Route, TokenRouter
+from photon_ext.serve.wake_pipe import WakePipe
 
 if TYPE_CHECKING:
     from photon_ext.engine import Engine, Request, StepOutput
@@ -80,10 +79,8 @@ class Hub:
         self._links: list[EngineLink] = []
         self._jobs: deque[Callable[[], None]] = deque()
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._pipe = WakePipe()
+        self._selector.register(self._pipe, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="photon-hub", daemon=True)
         self._closed = False
         self._beat = 0
@@ -97,8 +94,10 @@ class Hub:
     def close(self) -> None:
         """All clients lose what they have asked."""
         self._closed = True
-        self.wake()
+        self._pipe.wake()
         self._thread.join()
+        self._selector.close()
+        self._pipe.close()
 
     def connect(self, sock: socket.socket) -> None:
         """A client at the other end of this socket; from any thread."""
@@ -107,11 +106,7 @@ class Hub:
     def later(self, job: Callable[[], None]) -> None:
         """Has the hub's thread do it; from any thread."""
         self._jobs.append(job)
-        self.wake()
-
-    def wake(self) -> None:
-        with suppress(BlockingIOError):  # it is awake
-            os.write(self._wake_write, b"\0")
+        self._pipe.wake()
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -127,7 +122,7 @@ class Hub:
             ready = self._selector.select(max(self._next_beat - time.monotonic(), 0.0))
             for key, events in ready:
                 if key.data is None:
-                    self._drain_wakes()
+                    self._pipe.drain()
                     continue
                 if events & selectors.EVENT_WRITE:
                     key.data.flush()
@@ -151,13 +146,8 @@ class Hub:
             _LOG.exception("the tokens of a step")
             self.crashed(f"the tokens of a step could not be handed on: {describe(error)}")
 
-    def _drain_wakes(self) -> None:
-        with suppress(BlockingIOError):
-            while os.read(self._wake_read, 4096):
-                pass
-
     def _connect(self, sock: socket.socket) -> None:
-        link = EngineLink(sock, self.wake)
+        link = EngineLink(sock, self._pipe.wake)
         self._links.append(link)
         self._selector.register(sock, selectors.EVENT_READ, link)
         link.send(Card(asdict(self._card)))

@@ -5,7 +5,6 @@ with the engine. It imports neither torch nor what its children do.
 from __future__ import annotations
 
 import logging
-import os
 import selectors
 import signal
 import socket
@@ -30,6 +29,7 @@ from photon_ext.serve.messages import (
     frame,
 )
 from photon_ext.serve.settings import EngineSettings, HttpSettings
+from photon_ext.serve.wake_pipe import WakePipe
 
 TICK_S = 0.25
 LAST_WORDS_S = 1.2  # for HTTP processes, to tell clients that the engine is gone
@@ -90,8 +90,8 @@ class Supervisor:
         self._on_ready = on_ready
         self._state = State.STARTING
         self._selector = selectors.DefaultSelector()
-        self._wake_read, self._wake_write = os.pipe()
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._woken)
+        self._pipe = WakePipe()
+        self._selector.register(self._pipe, selectors.EVENT_READ, self._woken)
         self._stops = 0
         self._signal: int | None = None
         self._links: list[socket.socket] = []  # the engine's ends, until it has been told
@@ -122,7 +122,7 @@ class Supervisor:
         """
         self._stops += 1
         self._signal = number
-        os.write(self._wake_write, b"\0")
+        self._pipe.wake()
 
     def run(self) -> int:
         """Until all has ended; returns an exit code."""
@@ -142,6 +142,8 @@ class Supervisor:
             self._kill_all()
             for sock in self._links:  # of an engine that could not be started
                 sock.close()
+            self._selector.close()
+            self._pipe.close()
         return self._code
 
     # --- starting ---------------------------------------------------------------------------------
@@ -340,7 +342,7 @@ class Supervisor:
     # --- ending -----------------------------------------------------------------------------------
 
     def _woken(self) -> None:
-        os.read(self._wake_read, 4096)
+        self._pipe.drain()
         if self._stops > 1:
             self._code = 128 + (self._signal or signal.SIGTERM)
             self._state = State.ENDING

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import random
 import socket
 import threading
@@ -285,6 +286,24 @@ def test_a_timeout_ends_an_answer_with_what_it_has(home: LocalHome) -> None:
         assert told[-1].end.finish_reason == "timeout"
 
     run(home, test)
+
+
+@pytest.mark.parametrize("start", [EngineClient.in_process, EngineClient.start])
+def test_a_closed_client_leaves_no_descriptor_open(
+    model: str, start: Callable[..., EngineClient]
+) -> None:
+    async def one() -> None:
+        async with start(model, device="cpu", max_rows=2) as client:
+            await tokens(await client.generate(Ask((1,), {"max_new_tokens": 2})))
+
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    asyncio.run(one())  # what the process opens once
+    before = descriptors()
+    asyncio.run(one())
+    assert descriptors() == before
 
 
 def test_a_closed_client_says_so(home: LocalHome) -> None:
