@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -16,12 +15,6 @@ HEAD_S = 30.0  # in which they have to be complete
 _MESSAGE = b"the request line and headers, or trailers, have more than %d bytes; send less" % (
     MOST_HEAD_BYTES
 )
-# What a client takes no notice of, and one that has left resets: before an answer begins, and
-# between events. Answers in chunks are streams of events here.
-_BEFORE_AN_ANSWER = b"HTTP/1.1 100 Continue\r\n\r\n"
-_BETWEEN_EVENTS = b"3\r\n:\n\n\r\n"
-_LOOK_S = 0.1  # after which it is looked for a reset, and again
-_TCP_CLOSE = 7  # of tcp_info's first byte
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n"
     b"content-type: text/plain\r\ncontent-length: %d\r\n\r\n%s" % (len(_MESSAGE), _MESSAGE)
@@ -33,9 +26,6 @@ class BoundedHttp(HttpToolsProtocol):
     parser keeps; a head that takes too long is answered with nothing. Then the connection is
     closed. Requests may be sent before earlier ones are answered: what is no HTTP is refused behind
     their answers, and all hear of a client that leaves, where uvicorn tells the last one alone.
-
-    A client that sends no more may have left, or wait for its answers still: TCP says the same of
-    both. It is told what it need not heed, which the system of one that has left resets.
     """
 
     _bare_bytes = 0  # that have come since a head was complete, or a byte of a body came
@@ -43,7 +33,6 @@ class BoundedHttp(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _running: RequestResponseCycle | None = None  # the request that is answered now, or was last
     _broken: str | None = None  # what is said behind the answers that are still due
-    _look_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -51,28 +40,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._forget_timer()
-        if self._look_timer is not None:
-            self._look_timer.cancel()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(error)
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays. A client of HTTP 1.0 knows nothing of 100, and has left."""
-        running, last = self._running, self.cycle
-        if running is None or running.response_complete or last.more_body:
-            return False
-        if running.scope["http_version"] == "1.0":
-            return False
-        last.keep_alive = False
-        self._forget_timer()
-        if not running.response_started:
-            self.transport.write(_BEFORE_AN_ANSWER)
-        elif running.chunked_encoding:
-            self.transport.write(_BETWEEN_EVENTS)
-        self._look_timer = self.loop.call_later(_LOOK_S, self._look)
-        return True
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self._broken is not None:
@@ -127,14 +98,6 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         self.transport.write(_TOO_LARGE)
         self.transport.close()
-
-    def _look(self) -> None:
-        """Whether the client has left, after it has sent all."""
-        info = self.transport.get_extra_info("socket")
-        if info.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE:
-            self.transport.abort()
-        else:
-            self._look_timer = self.loop.call_later(_LOOK_S, self._look)
 
     def _expect_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_S, self._close)

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -59,55 +58,6 @@ def test_hazard_a10_a_client_that_leaves_within_its_body_asks_nothing(model_dir:
         connection.close()
         assert httpx2.get(f"{address}/health").status_code == 200
         assert client.asks == []
-
-
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_sends_no_more_gets_its_answers(
-    model_dir: Path, stream: bool, begun: bool, count: int
-) -> None:
-    """Before they begin, or within the first."""
-    client = StubClient(says("Hello", waits_after=3 if begun else 0))
-    with on_a_port(client, model_dir) as address, connect(address) as connection:
-        connection.sendall(request({"messages": HELLO, "stream": stream}) * count)
-        until(lambda: client.running == 1)
-        if begun and stream:
-            assert connection.recv(5, socket.MSG_PEEK) == b"HTTP/"
-        connection.shutdown(socket.SHUT_WR)
-        time.sleep(0.4)
-        assert client.running == 1
-        client.go.set()
-        found = b"".join(iter(lambda: connection.recv(65536), b""))
-        assert found.count(b'"finish_reason":"stop"') == count
-        assert found.count(b"HTTP/1.1 200 OK") == count
-        assert found.count(b"[DONE]") == count * stream
-        assert client.cancelled == []
-
-
-def test_what_a_client_that_sends_no_more_is_told_is_no_answer(model_dir: Path) -> None:
-    """The standard library's client takes the answer that follows."""
-    client = StubClient(says("Hello", waits_after=0))
-    with on_a_port(client, model_dir) as address:
-        connection = HTTPConnection(address.removeprefix("http://"), timeout=10)
-        connection.request("POST", CHAT, json.dumps({"messages": HELLO}))
-        connection.sock.shutdown(socket.SHUT_WR)
-        until(lambda: client.running == 1)
-        time.sleep(0.2)
-        client.go.set()
-        answer = json.loads(connection.getresponse().read())
-        assert answer["choices"][0]["message"]["content"] == "Hello"
-        connection.close()
-
-
-def test_a_connection_that_waits_for_nothing_ends_with_what_is_sent(model_dir: Path) -> None:
-    with on_a_port(StubClient(says("Hi")), model_dir) as address:
-        for sent in (b"", request({"messages": HELLO})[:-5]):
-            with connect(address) as connection:
-                connection.settimeout(5)
-                connection.sendall(sent)
-                connection.shutdown(socket.SHUT_WR)
-                assert b"200 OK" not in b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def resting(value: Callable[[], int]) -> Callable[[], bool]:
