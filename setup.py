@@ -88,6 +88,7 @@ EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include -DPHO
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
 CHAINED = (
     "batch_linear",
+    "dequantize",
     "embedding",
     "balanced_attention",
     "kernels",

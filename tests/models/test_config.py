@@ -200,7 +200,7 @@ def test_metadata_config() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "has 'sliding_attention'"),
         ({"layer_types": ["full_attention", "chunked_attention"]}, "has 'chunked_attention'"),
-        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq with bits None"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) -> None:
