@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from photon_ext.weight import SCALE_BLOCK, Weight
-from photon_ext.weight_format import WeightFormat
+from photon_ext.weight import Weight
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 
 def dequantized(weight: Tensor | Weight) -> Tensor:

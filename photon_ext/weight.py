@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, device
 
-from photon_ext.weight_format import WeightFormat
-
-SCALE_BLOCK = 128  # rows, and columns, of a block of fp8 with one scale: kScaleBlock of weight.h
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from enum import Enum
 
 from photon_ext import _C
 
+SCALE_BLOCK = 128  # rows, and columns, of a block of fp8 with one scale: kScaleBlock of weight.h
+
 
 class WeightFormat(Enum):
     """A row is a sequence of blocks, of so many columns in so many bytes; what a block holds is

@@ -43,7 +43,7 @@ class Arg {
   const Arg& bfloat16() const;                  // bfloat16
   const Arg& int32() const;                     // int32
   const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
-  // The dtype of `other`; float8_e4m3fn would be one, too.
+  // The dtype of `other`, as that of a dense weight.
   const Arg& weight_of(const Arg& other) const;
   const Arg& fp8() const;                    // float8_e4m3fn
   const Arg& uint8(const char* what) const;  // uint8, because it is `what`

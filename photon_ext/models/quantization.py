@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from photon_ext.weight_format import WeightFormat
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
-SCALE_BLOCK = 128  # rows, and columns, of a block with one scale: kScaleBlock of csrc/common
 EMBEDDING = "model.embed_tokens"
 
 

@@ -17,7 +17,7 @@ from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import KernelPlan, has_spare_workspace
 from photon_ext.models.projections import head_projection, layer_projections
-from photon_ext.models.quantization import SCALE_BLOCK
+from photon_ext.weight_format import SCALE_BLOCK
 
 _ALIGNMENT = 256  # bytes; what allocators and vectorized loads like
 _MOST_NUMBERS = 1 << 26  # words of 4 bytes: what a workspace of numbers takes at most

@@ -31,8 +31,8 @@ from photon_ext.models.layers.buffers import Activations, Workspaces
 from photon_ext.models.layers.weight import empty_weight
 from photon_ext.models.projections import ProjectionShape
 from photon_ext.runtime.step_features import StepFeatures
-from photon_ext.weight import SCALE_BLOCK, Weight
-from photon_ext.weight_format import WeightFormat
+from photon_ext.weight import Weight
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
@@ -84,16 +84,17 @@ class Projection:
         """Weight and bias, as all linear ops take them; of one whose modules are stored alike."""
         return self.weight, self.bias
 
-    def segments(self, *outputs: torch.Tensor) -> Iterator[tuple[Any, ...]]:
-        """Of each weight in turn its columns of `outputs` [T, n], itself and its bias."""
+    def segments(
+        self, out: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, Weight, torch.Tensor | None]]:
+        """Of each weight in turn its columns of `out` [T, n], itself and its bias."""
         if len(self.weights) == 1:
-            yield *outputs, self.weights[0], self.bias
+            yield out, self.weights[0], self.bias
             return
         begin = 0
         for weight in self.weights:
-            parts = (out.narrow(1, begin, weight.n) for out in outputs)
             bias = None if self.bias is None else self.bias.narrow(0, begin, weight.n)
-            yield *parts, weight, bias
+            yield out.narrow(1, begin, weight.n), weight, bias
             begin += weight.n
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> None:

@@ -23,7 +23,8 @@ from photon_ext.models.loading.quantization_fields import (
     module_names,
     refuse,
 )
-from photon_ext.models.quantization import SCALE_BLOCK, Fp8Scheme, Quantization, ScaleShare
+from photon_ext.models.quantization import Fp8Scheme, Quantization, ScaleShare
+from photon_ext.weight_format import SCALE_BLOCK
 
 ACTIVATION_SCALE = "input_scale"
 _BLOCK = [SCALE_BLOCK, SCALE_BLOCK]

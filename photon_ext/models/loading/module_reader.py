@@ -14,8 +14,8 @@ from photon_ext.models.loading.expected import Expected
 from photon_ext.models.loading.int4_config import Int4Scheme
 from photon_ext.models.loading.int4_tensors import expected, unpacked
 from photon_ext.models.quantization import Fp8Scheme, Quantization, ScaleShare
-from photon_ext.weight import SCALE_BLOCK, Weight
-from photon_ext.weight_format import WeightFormat
+from photon_ext.weight import Weight
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 
 class ModuleReader(Protocol):

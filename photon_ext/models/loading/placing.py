@@ -7,8 +7,8 @@ import torch
 from photon_ext import ops
 from photon_ext.errors import ModelError
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
-from photon_ext.weight import SCALE_BLOCK, Weight
-from photon_ext.weight_format import WeightFormat
+from photon_ext.weight import Weight
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 _NUMBERS = 1 << 20  # that are converted at a time
 _NEAR = 2.0**-10  # twice what scales lose that are rounded to float16
