@@ -122,8 +122,14 @@ def test_a_client_that_leaves_gives_its_row_back(server: Server) -> None:
 
 def the_compiler(server: Server) -> int:
     """Its process; where it has just died, the one after it."""
-    until(lambda: server.children("compiler_process"))
-    return server.children("compiler_process")[0]
+    found: list[int] = []
+
+    def look() -> bool:
+        found[:] = server.children("compiler_process")
+        return bool(found)
+
+    until(look)
+    return found[0]
 
 
 def test_a_form_whose_compiler_dies_is_refused_this_time_alone(server: Server) -> None:
