@@ -31,13 +31,14 @@ class DeepThread(Generic[Result]):
         self._thread = threading.Thread(
             target=self._run, args=(work,), name="photon-grammar", daemon=True
         )
-        if not _at_once.acquire(timeout=BUSY_S):
+        self._places = _at_once
+        if not self._places.acquire(timeout=BUSY_S):
             raise CompilerBusy("others are being compiled, as many as may be at once; try again")
         try:
             self._start()
         except BaseException as error:
             if self._thread.ident is None:  # a thread that runs gives the place back itself
-                _at_once.release()
+                self._places.release()
             if isinstance(error, RuntimeError):
                 raise CompilerBusy(f"no thread can be started ({describe(error)})") from error
             raise
@@ -59,4 +60,4 @@ class DeepThread(Generic[Result]):
         try:
             self.made = work()
         finally:
-            _at_once.release()
+            self._places.release()

@@ -403,6 +403,18 @@ def test_an_interrupt_while_a_compile_begins_costs_no_place(
     assert deep_thread.DeepThread(lambda: 1).ended(20)
 
 
+def test_a_thread_gives_its_place_back_where_it_took_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    places, go_on = threading.BoundedSemaphore(1), threading.Event()
+    monkeypatch.setattr(deep_thread, "_at_once", places)
+    runs = deep_thread.DeepThread(lambda: go_on.wait(20))
+    assert not places.acquire(blocking=False)
+    monkeypatch.setattr(deep_thread, "_at_once", threading.BoundedSemaphore(1))
+    go_on.set()
+    assert runs.ended(20)
+    assert places.acquire(blocking=False)
+    assert runs.made
+
+
 @pytest.mark.parametrize(("retry_s", "seconds", "times"), [(0, 3, 3), (30, 3, 1), (0, 0, 1)])
 def test_an_automaton_that_others_delayed_is_tried_again(
     monkeypatch: pytest.MonkeyPatch, retry_s: float, seconds: float, times: int
