@@ -12,6 +12,7 @@ import threading
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, StepOutput
 from photon_ext.sampling import SamplingParams
 from photon_ext.serve import (
     Ask,
@@ -70,6 +71,43 @@ def run(home: LocalHome, test: Callable[[EngineClient], Awaitable[None]]) -> Non
         await client.close()
 
     asyncio.run(connected())
+
+
+async def comes(true: Callable[[], object]) -> None:
+    """As `until`, while the event loop goes on: a client that answers no beat is cut off."""
+    end = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < end
+        await asyncio.sleep(0.01)
+
+
+class Brake:
+    """Holds the engine at the first step at which something is true: what runs does not end
+    meanwhile, however late the test's own thread is.
+    """
+
+    def __init__(self, engine: Engine, when: Callable[[], object] = lambda: True) -> None:
+        self._engine, self._when = engine, when
+        self._holds, self._goes_on = threading.Event(), threading.Event()
+
+    async def __aenter__(self) -> Brake:
+        self._engine.listen(self)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self.release()
+        self._engine._loop.listeners.remove(self)
+
+    def __call__(self, output: StepOutput) -> None:
+        if self._when():
+            self._holds.set()
+            self._goes_on.wait(60)
+
+    async def holds(self) -> None:
+        await comes(self._holds.is_set)
+
+    def release(self) -> None:
+        self._goes_on.set()
 
 
 async def tokens(generation: Generation, n: int = 1) -> list[list[int]]:
@@ -129,7 +167,7 @@ def test_scores_of_a_long_prompt_come_in_pieces_before_the_end(
 def test_tokens_that_wait_come_together(home: LocalHome) -> None:
     async def test(client: EngineClient) -> None:
         generation = await client.generate(Ask((5,), {"max_new_tokens": 50, "ignore_eos": True}))
-        await asyncio.sleep(1.0)
+        await comes(lambda: not client._answers)  # its end has come
         told = [deltas async for deltas in generation]
         assert len(told) == 1
         assert len(told[0][0].tokens) == 50
@@ -228,7 +266,7 @@ def test_a_client_that_lost_its_engine_asks_why_beside_the_event_loop() -> None:
             raise NotImplementedError
 
         def why(self) -> str:
-            assert asked.wait(10.0), "the event loop waits"
+            assert asked.wait(60), "the event loop waits"
             return "planted"
 
         def close(self) -> None: ...
@@ -271,9 +309,7 @@ def test_leaving_and_losing_a_generation_cancels_it(home: LocalHome) -> None:
             break
         del lost
         gc.collect()
-        await asyncio.sleep(0.1)
-        until(lambda: is_empty(home.engine))
-        assert not client._answers
+        await comes(lambda: not client._answers and is_empty(home.engine))
 
     run(home, test)
 
@@ -401,15 +437,17 @@ def test_hazard_b8_who_leaves_the_queue_is_never_prefilled(home: LocalHome) -> N
     """All rows are taken; those who wait leave; afterwards their prompts were not fed."""
 
     async def test(client: EngineClient) -> None:
-        running = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS)]
-        before = (await client.stats())["prompt_tokens"]
-        storm = [await client.generate(Ask((9,) * 500, LONG)) for _ in range(WAITING)]
-        for generation in storm:
-            generation.cancel()
-        until(lambda: home.engine.waiting == 0)
+        async with Brake(home.engine) as brake:
+            running = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS)]
+            await brake.holds()
+            before = (await client.stats())["prompt_tokens"]
+            storm = [await client.generate(Ask((9,) * 500, LONG)) for _ in range(WAITING)]
+            for generation in storm:
+                generation.cancel()
+        await comes(lambda: home.engine.waiting == 0)
         for generation in running:
             generation.cancel()
-        await asyncio.sleep(0.2)
+        await comes(lambda: is_empty(home.engine))
         assert (await client.stats())["prompt_tokens"] - before <= ROWS  # those of `running`
         for generation in (*storm, *running):
             assert [one async for one in generation] == []
@@ -470,7 +508,7 @@ def test_hazard_b10_a_full_queue_answers_everybody(home: LocalHome) -> None:
     async def test(client: EngineClient) -> None:
         other = EngineClient(home.client_socket())
         await other.ready()
-        full = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS + WAITING - 10)]
+        full: list[Generation] = []
 
         async def one(asks: EngineClient) -> int:
             try:
@@ -481,11 +519,13 @@ def test_hazard_b10_a_full_queue_answers_everybody(home: LocalHome) -> None:
             return 1
 
         who = (client, other) * asked
-        taken = await asyncio.wait_for(asyncio.gather(*map(one, who)), 30)
-        assert sum(taken) == 10
-        for generation in full:
-            generation.cancel()
-        await asyncio.sleep(0.2)
+        async with Brake(home.engine):
+            assert {await one(client) for _ in range(ROWS + WAITING - 10)} == {1}
+            taken = await asyncio.wait_for(asyncio.gather(*map(one, who)), 60)
+            assert sum(taken) == 10
+            for generation in full:
+                generation.cancel()
+        await comes(lambda: is_empty(home.engine))
         assert [len(one) for one in await tokens(await client.generate(Ask((1,), {})))] != [0]
         await other.close()
 
@@ -494,17 +534,22 @@ def test_hazard_b10_a_full_queue_answers_everybody(home: LocalHome) -> None:
 
 def test_a_full_queue_says_when_those_that_wait_have_their_rows(home: LocalHome) -> None:
     async def test(client: EngineClient) -> None:
-        full = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS + WAITING)]
-        until(lambda: home.engine.waiting == WAITING)
-        requests = home.engine.meter.requests
-        for row_s, expected in ((0.0, 1), (1e-3, 1), (0.5, 8), (3.0, 45), (1e6, 60)):
-            requests.recent_row_s = row_s
-            with pytest.raises(Busy) as caught:
-                await client.generate(Ask((1,), LONG))
-            assert caught.value.retry_after_s == expected
-        requests.recent_row_s = 0.0
-        for generation in full:
-            generation.cancel()
+        async with (
+            Brake(home.engine) as first,
+            Brake(home.engine, lambda: home.engine.waiting == WAITING) as brake,
+        ):
+            full = [await client.generate(Ask((1,), LONG)) for _ in range(ROWS + WAITING)]
+            first.release()
+            await brake.holds()
+            requests = home.engine.meter.requests
+            for row_s, expected in ((0.0, 1), (1e-3, 1), (0.5, 8), (3.0, 45), (1e6, 60)):
+                requests.recent_row_s = row_s
+                with pytest.raises(Busy) as caught:
+                    await client.generate(Ask((1,), LONG))
+                assert caught.value.retry_after_s == expected
+            requests.recent_row_s = 0.0
+            for generation in full:
+                generation.cancel()
 
     run(home, test)
 
@@ -550,7 +595,7 @@ def test_a_client_that_sends_nonsense_is_cut_off_alone(home: LocalHome, sent: by
     sock.sendall(sent)
     told = []
     with pytest.raises(EOFError):
-        told.extend(iter(partial(BlockingFrames(sock, DOWN).receive, 10), None))
+        told.extend(iter(partial(BlockingFrames(sock, DOWN).receive, 60), None))
     sock.close()
 
 
@@ -558,7 +603,7 @@ def test_what_is_cancelled_before_it_is_asked_for_is_no_fault(home: LocalHome) -
     sock = home.client_socket()
     sock.sendall(frame(Cancel([1, 2, 3])) + frame(submit(1, [1], {"max_new_tokens": 2})))
     frames = BlockingFrames(sock, DOWN)
-    while not (isinstance(told := frames.receive(10), Tokens) and told.ends):
+    while not (isinstance(told := frames.receive(60), Tokens) and told.ends):
         pass
     assert told.ends[0].id == 1
     sock.close()
@@ -702,12 +747,16 @@ def test_random_traffic_leaves_nothing_behind(home: LocalHome) -> None:
             assert end.finish_reason in ("length", "stop", "timeout")
             ends += 1
 
+    async def endless(client: EngineClient) -> None:
+        while True:
+            with suppress(Busy):
+                await tokens(await client.generate(Ask((1,), LONG)))
+
     async def test(client: EngineClient) -> None:
         await asyncio.gather(*(one(client, seed) for seed in range(30)))
         other = EngineClient(home.client_socket())
         await other.ready()
-        long = tokens(await other.generate(Ask((1,), LONG)))
-        leaving = asyncio.gather(long, *(one(other, seed) for seed in range(100, 160)))
+        leaving = asyncio.gather(endless(other), *(one(other, seed) for seed in range(100, 160)))
         staying = asyncio.gather(*(one(client, seed) for seed in range(200, 260)))
         await asyncio.sleep(0.2)
         await other.close()
