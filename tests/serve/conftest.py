@@ -31,8 +31,6 @@ def server(model: str) -> Iterator[object]:
     """
     from tests.serve.processes import Server
 
-    with Server(
-        model, "--http-workers", "2", "--max-waiting", "40", "--form-timeout", "2"
-    ) as started:
+    with Server(model, "--http-workers", "2", "--max-waiting", "40") as started:
         yield started
         print(*started.log, sep="\n")  # shown where a test has failed

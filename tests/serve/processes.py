@@ -72,8 +72,9 @@ class Server:
         found: list[re.Match[str]] = []
 
         def look() -> bool:
+            is_whole = not self._reader.is_alive()  # before the look at what it has read
             found[:] = filter(None, (re.search(pattern, line) for line in [*self.log]))
-            return bool(found) or self.process.poll() is not None
+            return bool(found) or is_whole
 
         until(look, seconds, lambda: f"no line has {pattern!r}: {self.log}")
         assert found, f"it has ended: {self.log}"
@@ -149,10 +150,10 @@ def until(
 
 def is_alive(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    return state != "Z"
 
 
 def kill(pid: int) -> None:
@@ -172,10 +173,16 @@ def stopped(pid: int) -> Iterator[None]:
 class Stream:
     """A long answer that is being read, over a connection whose HTTP process is known."""
 
-    def __init__(self, server: Server, n: int = 1) -> None:
+    def __init__(self, server: Server, begins: bool = True) -> None:
+        """`begins`: False: it is asked for later."""
         self.connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
         self.connection.request("GET", "/health")
         self.pid = int(json.loads(self.connection.getresponse().read())["pid"])
+        if begins:
+            self.begin()
+
+    def begin(self, n: int = 1) -> None:
+        """Asks for `n` answers, and waits for the first tokens."""
         asked = {"ids": [1], "n": n, "params": {**LONG, "temperature": 1.0}}
         self.connection.request("POST", "/generate", json.dumps(asked))
         self.response = self.connection.getresponse()
