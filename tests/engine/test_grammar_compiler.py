@@ -269,9 +269,9 @@ def test_hazard_f3_what_is_made_to_take_long_is_compiled_or_refused_soon(
     grammar, made, begin = asked(**named), compiler(), time.process_time()
     with suppress(RequestError):
         constraint = made.start(grammar)
-        assert time.process_time() - begin < 1
+        assert time.process_time() - begin < 3
         assert mask(constraint)
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 3
 
 
 @pytest.mark.parametrize("regex", ["(a{1000}){1000}", "(((a{30}){30}){30}){30}", "a{1000000}"])

@@ -23,8 +23,8 @@ def vocabulary(size: int) -> TokenBytes:
 
 def automaton(regex: str, tokens: TokenBytes) -> TokenAutomaton:
     """The texts that a regular expression matches."""
-    limits = AutomatonLimits()
-    made = byte_automaton(regex_pattern(regex), limits, time.monotonic() + 10)
+    limits = AutomatonLimits(seconds=60.0)
+    made = byte_automaton(regex_pattern(regex), limits, time.monotonic() + limits.seconds)
     return TokenAutomaton(made, tokens, limits)
 
 

@@ -24,7 +24,7 @@ from photon_ext.sampling.regex_pattern import regex_pattern
 from photon_ext.sampling.schema_pattern import schema_pattern
 from photon_ext.sampling.token_automaton import LONGEST_TOKEN, TokenAutomaton, TokenBytes
 
-LIMITS = AutomatonLimits()
+LIMITS = AutomatonLimits(seconds=60.0)  # also where other work takes the time
 CLOSED = {"additionalProperties": False}
 
 
@@ -143,10 +143,10 @@ def test_an_automaton_is_the_smallest() -> None:
     ],
 )
 def test_what_is_too_large_is_refused_soon(form: str, limits: AutomatonLimits, why: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(NotRegular, match=why):
         made(form, limits)
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 SCHEMAS: list[tuple[dict[str, Any], list[str], list[str]]] = [
