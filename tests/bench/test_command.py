@@ -19,9 +19,9 @@ SHORT = "--model", "m", "--answer", "4", "--prompt", "3-9", "--clients", "2"
 
 
 def four(body: dict[str, Any]) -> Reply:
-    """As many tokens as asked, in two events; 10 ms between."""
+    """As many tokens as asked, in two events; 0.1 s between."""
     first, *others = streamed(text_event("a b"), text_event("c d"), tokens=body["max_tokens"])
-    return [first, others[0], 0.01, *others[1:]]
+    return [first, others[0], 0.1, *others[1:]]
 
 
 def test_runs_of_streams(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -35,8 +35,8 @@ def test_runs_of_streams(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert (one["requests"], three["requests"]) == (4, 12)
     assert (one["tokens"], three["tokens"]) == (16, 48)
     assert one["failed"] == three["failed"] == {}
-    assert one["tpot_ms"]["p50"] >= 10 / 3
-    assert one["gap_ms"]["p50"] >= 10
+    assert one["tpot_ms"]["p50"] >= 50 / 3  # a busy machine may read the first event late
+    assert one["gap_ms"]["p50"] >= 50
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -111,8 +111,8 @@ def test_clients_end_with_their_parent() -> None:
     with serving(lambda body: [*streamed(text_event("a"), tokens=4)[:2], 30.0]) as url:
         given = [url, *SHORT, "--timeout", "30"]
         parent = subprocess.Popen([sys.executable, "-c", program, "bench", *given])
-        until(lambda: children_of(parent.pid))
-        clients = children_of(parent.pid)
+        clients: list[int] = []
+        until(lambda: clients.extend(children_of(parent.pid)) or clients)
         parent.kill()
         parent.wait()
         until(lambda: not any(map(is_alive, clients)))
