@@ -8,6 +8,7 @@ import ctypes
 import os
 import struct
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,6 +43,13 @@ class Kernels:
 
     def wait_for_flag(self, stream: _C.Stream, flag: torch.Tensor) -> None:
         stream.enqueue(self.address("wait_for_flag"), struct.pack("P", flag.data_ptr()))
+
+    def hold(self, stream: _C.Stream, flag: torch.Tensor) -> None:
+        """As ``wait_for_flag``; returns once the stream is at it."""
+        runs = torch.zeros(1, dtype=torch.int32)
+        stream.enqueue(self.address("hold"), struct.pack("PP", runs.data_ptr(), flag.data_ptr()))
+        while not runs.item():
+            time.sleep(1e-3)
 
     def fail(self, stream: _C.Stream, name: str = "fail_std") -> None:
         stream.enqueue(self.address(name), b"")

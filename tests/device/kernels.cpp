@@ -33,6 +33,16 @@ void wait_for_flag(const void* params) {
   while (__atomic_load_n(flag, __ATOMIC_ACQUIRE) == 0) std::this_thread::yield();
 }
 
+// params: addresses of two int32. Sets the first to 1, and spins until the second is not zero.
+struct Hold {
+  int32_t *runs, *flag;
+};
+void hold(const void* params) {
+  const auto& p = *static_cast<const Hold*>(params);
+  __atomic_store_n(p.runs, 1, __ATOMIC_RELEASE);
+  wait_for_flag(&p.flag);
+}
+
 // Prints a line, unbuffered.
 void print_line(const void*) {
   if (write(1, "worked\n", 7) != 7) throw std::runtime_error("write failed");
