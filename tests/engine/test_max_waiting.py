@@ -35,6 +35,12 @@ def held(**options: Any) -> Iterator[tuple[Engine, threading.Event]]:
             go_on.set()
 
 
+def until_it_has_its_row(engine: Engine) -> None:
+    """From then on the engine thread stands still, and ends nobody."""
+    while engine.stats().rows_held == 0:
+        time.sleep(0.001)
+
+
 def assert_alive(engine: Engine) -> None:
     assert engine.submit([1, 2], SHORT).result(20).token_ids == ALIVE
 
@@ -129,6 +135,7 @@ def test_a_place_is_free_again_however_its_request_ends(how: str) -> None:
     own = SamplingParams(max_new_tokens=4, constraint=Own())
     with held(max_waiting=1) as (engine, go_on):
         running = engine.submit([1, 2], own)
+        until_it_has_its_row(engine)
         if how == "refused constraint":
             with pytest.raises(RequestError, match="already serves another request"):
                 engine.submit([1, 2], own)
@@ -223,8 +230,7 @@ def test_an_engine_serves_those_that_wait_in_the_order_of_its_policy(
     with held(policy=policy) as (engine, go_on):
         engine.listen(lambda output: told.extend(one.id for one in output.ends))
         running = engine.submit([1, 2], SHORT)
-        while engine.stats().rows_held == 0:
-            time.sleep(0.001)
+        until_it_has_its_row(engine)
         waiting = [
             engine.submit([1] * length, SHORT, priority=priority)
             for length, priority in ((5, 0), (6, 2), (1, 0), (2, 1))
