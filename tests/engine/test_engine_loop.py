@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -208,7 +207,7 @@ def outcome(requests: list[tuple], depth: int, with_cancels: bool) -> list[Outpu
         ready = threading.Event()
 
         def cancel_on_time() -> None:
-            ready.wait(10)
+            ready.wait(20)
             for handle, request in zip(handles, requests, strict=True):
                 if with_cancels and request[4] == device.launches:
                     handle.cancel()
@@ -661,7 +660,7 @@ def test_a_signal_handler_may_close_the_engine_while_it_starts(
     caller = threading.Thread(target=submit, daemon=True)
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     caller.start()
-    assert ended.wait(5), "it waits for a lock that its own thread has taken"
+    assert ended.wait(30), "it waits for a lock that its own thread has taken"
 
 
 def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
@@ -693,9 +692,16 @@ def test_a_close_after_one_that_was_interrupted_waits_all_the_same() -> None:
     engine.submit([9], LONG)
     assert launched.wait(20)
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    interrupt = partial(signal.pthread_kill, threading.get_ident(), signal.SIGUSR1)
+    caller = threading.get_ident()
+
+    def interrupt() -> None:
+        while not engine._queue._closing:
+            time.sleep(0.001)
+        time.sleep(0.2)  # it waits for the engine thread now
+        signal.pthread_kill(caller, signal.SIGUSR1)
+
     try:
-        threading.Timer(0.2, interrupt).start()
+        threading.Thread(target=interrupt).start()
         with pytest.raises(KeyboardInterrupt):
             engine.close()
     finally:
@@ -745,7 +751,7 @@ def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back
         overlooked = engine._input.make([1, 2], LONG, False, RequestOptions())
         overlooked.admission = Admission((1, 2), RowParams(max_new_tokens=64))
         engine._post([overlooked])
-        output = overlooked.sink.result(5)
+        output = overlooked.sink.result(20)
         assert (output.finish_reason, output.token_ids) == ("error", ())
         assert "17 pages given; this request needs 1, and a row holds 16 at most" in (
             output.error or ""
@@ -758,7 +764,7 @@ def test_requests_that_can_never_be_let_in_are_told_so() -> None:
     with scripted() as engine:
         assert engine._scheduler.pool.allocate(60) is not None
         assert "1 requests wait, and no row runs" in (
-            engine.submit([1], LONG).result(5).error or ""
+            engine.submit([1], LONG).result(20).error or ""
         )
 
 
@@ -784,9 +790,9 @@ def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
     requests += [engine.submit([n], LONG) for n in range(2)]
     ready.set()
     for request in requests[:2]:
-        request.result(5)
+        request.result(20)
     assert len(requests) == 3
-    assert ["fell off the bus" in (request.result(5).error or "") for request in requests] == [
+    assert ["fell off the bus" in (request.result(20).error or "") for request in requests] == [
         True
     ] * 3
     engine.close()
@@ -798,7 +804,7 @@ def test_a_crash_between_two_requests_that_came_together_is_told_to_both() -> No
     made[0].key, made[1].key = (1,), ("what no policy may return",)  # type: ignore[assignment]
     engine._post(made)
     for sequence in made:
-        assert "not supported between" in (sequence.sink.result(5).error or "")
+        assert "not supported between" in (sequence.sink.result(20).error or "")
     engine.close()
 
 
@@ -860,7 +866,7 @@ def test_a_cancel_before_a_request_is_queued_is_not_lost(depth: int) -> None:
     with scripted(depth) as engine:
         assert engine.generate([[1]], SamplingParams(max_new_tokens=1))  # so that it runs
         left = engine.submit([1, 2], LONG, announce=leave)
-        assert left.result(10.0).finish_reason == "cancelled"
+        assert left.result(20).finish_reason == "cancelled"
         assert not left.result().token_ids
         assert engine.stats().live == 0
 
