@@ -186,7 +186,9 @@ def test_i8_mixed_steps_give_the_tokens_of_separate_ones(seed: int, depth: int) 
 
 
 def test_eight_requests_at_once_are_faster_than_one_after_the_other() -> None:
-    """By how much is a matter of the machine: `make demo`'s model shows 2.5 times and more."""
+    """By how much is a matter of the machine: `make demo`'s model shows 2.5 times and more. The
+    processor's time is compared, which other work does not lengthen.
+    """
     lengths = (16, 40, 64, 24, 120, 200, 8, 30)
     prompts = [[(i * 37 + j * 11) % 512 for j in range(n)] for i, n in enumerate(lengths)]
     params = [SamplingParams(40 + n % 13, ignore_eos=True) for n in lengths]
@@ -194,11 +196,11 @@ def test_eight_requests_at_once_are_faster_than_one_after_the_other() -> None:
         engine.generate(prompts, params)
         seconds = []
         for at_once in (False, True, False, True):
-            begin = time.perf_counter()
+            begin = time.process_time()
             if at_once:
                 outputs = engine.generate(prompts, params)
             else:
                 alone = [engine.generate([p], [q])[0] for p, q in zip(prompts, params, strict=True)]
-            seconds.append(time.perf_counter() - begin)
+            seconds.append(time.process_time() - begin)
     assert [one.token_ids for one in outputs] == [one.token_ids for one in alone]
     assert min(seconds[1::2]) < 0.8 * min(seconds[::2])
