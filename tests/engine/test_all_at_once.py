@@ -7,6 +7,7 @@ them and come back.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from benchmarks.common.formats import converted
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Request
 from photon_ext.engine.output import Output
 from photon_ext.engine.prompts import Prompt
 from photon_ext.engine.request_options import RequestKeywords
@@ -26,7 +27,7 @@ from photon_ext.runtime import TokenLogprobs
 from photon_ext.sampling import SamplingParams
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.test_embeds import image_of
-from tests.engine.test_engine_models import prompt_of
+from tests.engine.test_engine_models import held_behind_its_first_step, prompt_of
 from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.regions import random_heads
 from tests.models.stored_gguf import FAMILIES, write_stored_gguf
@@ -89,16 +90,17 @@ def engine_of(parts: Parts, **options: Any) -> Engine:
 
 
 def answers(engine: Engine, together: bool) -> list[Output]:
-    found = []
-    for seed, (length, params, lora, image, options) in enumerate(ASKED):
-        own = SamplingParams(30, seed=10 * seed, ignore_eos=True, **params)
-        prompt: Prompt = prompt_of(length, VOCAB)
-        if image:
-            prompt = {"prompt_embeds": [image_of(64, image), prompt]}
-        found += engine.submit(prompt, own, n=2, lora=lora, **options or {})
-        if not together:
-            for request in found:
-                request.result()
+    found: list[Request] = []
+    with held_behind_its_first_step(engine) if together else nullcontext():
+        for seed, (length, params, lora, image, options) in enumerate(ASKED):
+            own = SamplingParams(30, seed=10 * seed, ignore_eos=True, **params)
+            prompt: Prompt = prompt_of(length, VOCAB)
+            if image:
+                prompt = {"prompt_embeds": [image_of(64, image), prompt]}
+            found += engine.submit(prompt, own, n=2, lora=lora, **options or {})
+            if not together:
+                for request in found:
+                    request.result()
     return [request.result() for request in found]
 
 
@@ -123,7 +125,8 @@ def test_each_has_what_it_has_alone(
 ) -> None:
     options = {"depth": depth, "exact": exact, "lora_slots": slots, "num_pages": 14}
     with engine_of(parts, **options) as engine:
-        found, stats = answers(engine, together=True), engine.stats()
+        found = answers(engine, together=True)
+    stats = engine.stats()  # behind the close, which waits for the rows
     assert stats.preemptions > 0
     for output, expected in zip(found, alone, strict=True):
         assert output.error is None
