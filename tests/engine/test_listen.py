@@ -83,7 +83,7 @@ def test_a_listener_hears_every_token_once_whatever_runs_beside_it(
     handles: list[Request] = []
 
     def cancel_on_time() -> None:
-        ready.wait(10)
+        ready.wait(20)
         for handle, request in zip(handles, requests, strict=True):
             if request[3] == device.launches:
                 handle.cancel()

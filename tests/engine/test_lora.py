@@ -61,7 +61,7 @@ class Held:
 
     def fill_bitmask(self, words: memoryview) -> None:
         self.runs.set()
-        assert self.goes_on.wait(10)
+        assert self.goes_on.wait(60)
         words[:] = memoryview(array("i", [-1] * len(words)))
 
     def advance(self, token: int) -> None:
@@ -186,7 +186,7 @@ def test_an_adapter_in_use_is_not_unloaded(engine: Engine, tiny: Adapted) -> Non
     held = Held()
     params = SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=held)
     request = engine.submit(PROMPTS[0], params, lora="all")
-    assert held.runs.wait(10)
+    assert held.runs.wait(60)
     with pytest.raises(ConfigError, match="the adapter 'all' is in use by 1 requests"):
         engine.unload_lora("all")
     held.goes_on.set()

@@ -230,11 +230,11 @@ def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
         await asyncio.sleep(0)
         writer = threading.Thread(target=lambda: (play(request, "hello"), close(request)))
         writer.start()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
         writer.join()
 
     asyncio.run(main())
-    reader.join(10)
+    reader.join(60)
     assert seen[0] == seen[1] == list(request.iter())
     assert len(seen[0]) == 6
 
@@ -279,7 +279,7 @@ def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
     threads[0].start()
     assert within.wait(20)
     threads[1].start()
-    threads[1].join(2)
+    threads[1].join(10)
     stuck = threads[1].is_alive()
     go_on.set()
     threads[0].join(20)
@@ -324,10 +324,10 @@ def test_tokens_leave_no_objects_that_garbage_collection_looks_at() -> None:
 def test_a_result_is_waited_for_without_being_woken_by_tokens() -> None:
     request = make()
     found: list[str] = []
-    waiting = threading.Thread(target=lambda: found.append(request.result(timeout=10).text))
+    waiting = threading.Thread(target=lambda: found.append(request.result(timeout=60).text))
     waiting.start()
     play(request, "ab")
     assert waiting.is_alive()
     close(request)
-    waiting.join(10)
+    waiting.join(60)
     assert found == ["ab"]

@@ -63,10 +63,10 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
             sys.setprofile(before)
         time.sleep(0.01)  # it sleeps again
         requests.post([second])
-        while taken.get(timeout=10) is not second:
+        while taken.get(timeout=60) is not second:
             pass
         requests.close()
-        engine.join(10)
+        engine.join(60)
         assert not engine.is_alive()
         return not done
 
@@ -103,7 +103,7 @@ def test_a_rest_ends_after_its_time_or_with_what_arrives() -> None:
     timer = threading.Timer(0.05, requests.post, [[sequence]])
     timer.start()
     assert requests.collect(lambda: 60.0).submitted == [sequence]
-    timer.join(10)
+    timer.join(60)
     requests.close()
     asked: list[float] = []
     assert requests.collect(lambda: asked.append(60.0) or 60.0).closing
