@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -143,9 +144,9 @@ def on_a_port(client: StubClient, model_dir: Path, **changes: Any) -> Iterator[s
         thread.start()
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:
-            with httpx2.Client(base_url=address) as http:
+            with httpx2.Client(base_url=address, timeout=60) as http:
                 while not server.started or http.get("/ready").status_code != 200:
-                    pass
+                    time.sleep(0.005)
             yield address
         finally:
             server.should_exit = True
