@@ -39,7 +39,7 @@ def server(model: str, tmp_path: Path) -> Iterator[Server]:
 
 def is_empty(server: Server) -> bool:
     """Whether nothing runs or waits, and no row, page or automaton is held."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()

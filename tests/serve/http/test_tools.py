@@ -166,9 +166,9 @@ def test_long_arguments_are_read_in_no_time() -> None:
     """Read character by character, each copied all before it."""
     arguments = json.dumps({"city": "x" * 600_000})
     text = f'<tool_call>{{"name": "weather", "arguments": {arguments}}}</tool_call>'
-    began = time.perf_counter()
+    began = time.thread_time()
     read = Read(CallParser(FORMATS["hermes"]), [text])
-    assert time.perf_counter() - began < 3.0  # on an idle machine 0.2 s
+    assert time.thread_time() - began < 3.0  # 0.2 s
     assert read.calls == [("weather", json.loads(arguments))]
 
 
