@@ -31,7 +31,7 @@ EMPTY = (
 def server(model: str, tmp_path: Path) -> Iterator[Server]:
     template = tmp_path / "chat.jinja"
     template.write_text(TEMPLATE)
-    line = ["--http-workers", "2", "--api-key", KEY, "--form-timeout", "2", "--max-rows", "8"]
+    line = ["--http-workers", "2", "--api-key", KEY, "--form-timeout", "20", "--max-rows", "8"]
     line += ["--max-waiting", "40", "--chat-template", str(template)]
     with Server(model, *line, app=None) as started:
         yield started
