@@ -62,6 +62,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # what is slow on the emulated kernels, or needs a GPU, waits for no one who changes a line
     held = "PHOTON_OPS_LIBRARY" not in os.environ and not torch.cuda.is_available()
     config.pluginmanager.register(Durations(MOST_S if held else math.inf))
+    if "hypothesis" not in MISSING:
+        _let_searches_take_their_time()
+
+
+def _let_searches_take_their_time() -> None:
+    """That an example of hypothesis is late says nothing of what it tests: others run beside it."""
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -88,7 +88,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
 
 
 @settings(
-    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.lists(REQUEST, min_size=1, max_size=6))
 def test_depth_two_equals_depth_one(pair: tuple[Engine, Engine], requests: list[dict]) -> None:

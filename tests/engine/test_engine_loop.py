@@ -229,7 +229,7 @@ def outcome(requests: list[tuple], depth: int, with_cancels: bool) -> list[Outpu
         return outputs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(REQUEST, min_size=1, max_size=6))
 def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(
     requests: list[tuple],

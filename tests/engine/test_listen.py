@@ -74,7 +74,7 @@ def params_of(kind: str, count: int) -> SamplingParams:
     return SamplingParams(count, stop_token_ids=range(1, 99, 33) if kind == "stop ids" else ())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(REQUEST, min_size=1, max_size=6), st.sampled_from([1, 2]))
 def test_a_listener_hears_every_token_once_whatever_runs_beside_it(
     requests: list[tuple[list[int], int, str, int | None]], depth: int

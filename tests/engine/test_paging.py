@@ -133,7 +133,7 @@ class PagingMachine(RuleBasedStateMachine):
 
 
 TestPaging = PagingMachine.TestCase
-TestPaging.settings = settings(max_examples=20 * EXAMPLES, stateful_step_count=30, deadline=None)
+TestPaging.settings = settings(max_examples=20 * EXAMPLES, stateful_step_count=30)
 
 
 @MODELS

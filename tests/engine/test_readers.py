@@ -169,7 +169,7 @@ def tokens_of(rows: tuple[Row, ...]) -> st.SearchStrategy[list[tuple[int, ...]]]
 
 
 TestReaders = ReaderMachine.TestCase
-TestReaders.settings = settings(max_examples=50 * EXAMPLES, stateful_step_count=30, deadline=None)
+TestReaders.settings = settings(max_examples=50 * EXAMPLES, stateful_step_count=30)
 
 
 def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() -> None:

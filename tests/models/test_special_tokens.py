@@ -116,7 +116,7 @@ PLAIN_TEXT = st.text(alphabet="ab |<>[]{}\"'\\\n\t</think>é你🙂tol_ca", max_
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=EXAMPLES * 20, deadline=None)
+@settings(max_examples=EXAMPLES * 20)
 @given(contents=st.lists(PLAIN_TEXT, min_size=1, max_size=4), begin=st.sampled_from(OTHERS))
 def test_a_chat_without_such_text_has_the_ids_of_transformers(
     name: str, contents: list[str], begin: str
@@ -134,7 +134,7 @@ ATTACK = st.lists(PIECES, max_size=8).map("".join)
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@settings(max_examples=EXAMPLES * 30, deadline=None)
+@settings(max_examples=EXAMPLES * 30)
 @given(contents=st.lists(ATTACK, min_size=1, max_size=4), spread=st.booleans())
 def test_what_is_special_is_the_templates_own(name: str, contents: list[str], spread: bool) -> None:
     """Also where the template joins, cuts, trims, dumps or changes what the messages hold."""

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_ext.errors import PipelineError
@@ -193,7 +193,6 @@ def test_a_row_that_stays_in_its_column_is_refused_where_it_cannot_ride(case: st
     assert (rows[0].epoch, rows[2].epoch) == (before.epoch, None)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -> None:
     """Rows join, leave, change places, get pages and are launched, in any order."""

@@ -124,7 +124,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestScheduler.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,6 @@ def ask(operation: Any, mode: Any) -> int:
     @given(operation.as_strategy(generation_mode=mode))
     @settings(
         max_examples=CASES,
-        deadline=None,
         database=None,
         derandomize=True,
         suppress_health_check=[*HealthCheck],
