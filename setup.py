@@ -73,6 +73,7 @@ HOPPER = (
     "split_attention",
     "stream_linear",
     "large_linear",
+    "narrow_stored",
     "warp_attention",
 )
 OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
@@ -103,6 +104,7 @@ CHAINED = (
     "step",
     "stream_linear",
     "large_linear",
+    "narrow_stored",
     "warp_attention",
 )
 STAMPED = ("split_attention", "stream_linear")  # what includes csrc/cuda/stamps.cuh

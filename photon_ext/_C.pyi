@@ -280,14 +280,17 @@ def plan_linear(
     n: int,
     k: int,
     workspace: bool = True,
-    dense: bool = True,
+    format: str = "dense",
+    scale_columns: int = 128,
+    scale_dtype: str = "float32",
+    zeros: bool = False,
 ) -> tuple[str, str | None]:
     """The kernel that an op ("norm_linear_into") with a weight [n, k] runs on contiguous tensors
     where ``hopper`` is asked for, as csrc/cuda names it, less "_kernel"; and why it is not the
-    Hopper kernel for so many tokens, or None. `dense`: the weight is of `dtype`, not stored in
-    fewer bits.
+    Hopper kernel for so many tokens, or None. `format`: one of `weight_formats`, and of int4 how
+    many columns share a scale, its dtype, and whether there are zero points.
 
-    ValueError: there is no such linear or dtype.
+    ValueError: there is no such linear, format or dtype.
     """
 
 def plan_decode_attention(

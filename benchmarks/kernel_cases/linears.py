@@ -91,9 +91,10 @@ def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> I
         weights = cache(partial(_stored_copies, setting, each, form))
         size = each.n * form.row_bytes(each.k)
         memory = setting.rotation.copies(size) * size + 2 * setting.nbytes(each.n, each.k)
-        at = setting._replace(way="portable", form=form.value)
+        at = setting._replace(form=form.value)
         make = partial(_linear, each.fused, weights)
-        sizes = [at._replace(batch=batch) for batch in batches]
+        ways = WAYS if form in (WeightFormat.FP8, WeightFormat.INT4) else WAYS[:1]
+        sizes = [at._replace(batch=batch, way=way) for batch in batches for way in ways]
         decoded = partial(_dequantize, weights)
         yield [
             *(Plan((each.fused,), each.what, one, make, memory) for one in sizes),

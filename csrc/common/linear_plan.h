@@ -7,7 +7,7 @@
 namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
-// depend on the number of tokens.
+// depend on the number of tokens. Of Hopper kernels kNarrow alone reads weights of fewer bits.
 enum class LinearKernel { kTile, kNarrow, kMid, kLarge, kBatch };
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".
@@ -28,6 +28,7 @@ constexpr const char* name_of(LinearKernel kernel) {
 }
 
 constexpr int64_t kNarrowTokens = 8, kMidTokens = 64;  // of a launch, at most
+constexpr int64_t kStoredTokens = 16;                  // the same of a weight of fewer bits
 constexpr int64_t kHopperColumns = 64;                 // columns come in multiples of this
 constexpr int64_t kHopperOutputs = 8;       // and outputs, where they are added or of a batch
 constexpr int64_t kMaxNormColumns = 16384;  // that are normalized: the norm's weight, or a token,
@@ -55,13 +56,36 @@ inline bool is_batch_linear(const LinearParams& p) {
   return p.prologue == Prologue::kNone && p.epilogue != Epilogue::kAdd;
 }
 
+// Of a weight of fewer bits: what the narrow kernels read of it.
+inline Unsupported stored_unsupported(const LinearParams& p) {
+  const Weight& w = p.weight;
+  const WeightScales& s = w.scales;
+  if (w.format != WeightFormat::kFp8 && w.format != WeightFormat::kInt4)
+    return {"of weights of fewer bits they read fp8 and int4"};
+  if (is_batch_linear(p)) return {"those of a batch read bfloat16 alone"};
+  if (p.outputs() % kHopperOutputs != 0)
+    return {"the number of outputs is no multiple of 8", p.outputs()};
+  if (w.format == WeightFormat::kFp8)
+    return w.k % 128 == 0 ? Unsupported{}
+                          : Unsupported{"columns of fp8 are no multiple of 128", w.k};
+  if (w.k % 256 != 0) return {"columns of int4 are no multiple of 256", w.k};
+  if (s.dtype == DType::kF32) return {"scales of int4 are float32, and they read those of 16 bits"};
+  if (s.columns != 32 && s.columns != 64 && s.columns != kScaleBlock)
+    return {"groups of int4 have not 32, 64 or 128 columns", s.columns};
+  const int64_t groups = w.k / s.columns;
+  if (s.zeros != nullptr && groups % 4 != 0)
+    return {"the groups of a row with zero points are no multiple of 4", groups};
+  return {};
+}
+
 // Of sizes: what all Hopper kernels ask.
 inline Unsupported hopper_sizes_unsupported(const LinearParams& p) {
   const Weight& w = p.weight;
   const bool takes_any = !is_batch_linear(p) && p.epilogue != Epilogue::kAdd;
   if (p.dtype != DType::kBF16) return {kNotBf16};
-  if (w.format != WeightFormat::kDense)
-    return {"the weight is stored in fewer bits, and they read bfloat16 alone"};
+  if (w.format != WeightFormat::kDense) {
+    if (const Unsupported stored = stored_unsupported(p)) return stored;
+  }
   if (w.k <= 0 || w.k % kHopperColumns != 0)
     return {"the number of columns is no multiple of 64", w.k};
   if (p.prologue == Prologue::kRmsNorm && w.k > kMaxNormColumns)
@@ -73,10 +97,19 @@ inline Unsupported hopper_sizes_unsupported(const LinearParams& p) {
   return w.k <= kMaxColumns ? Unsupported{} : Unsupported{kTooLarge};
 }
 
+// Whether addresses are multiples of four bytes.
+inline bool are_words(const void* one, const void* other) {
+  return (reinterpret_cast<uintptr_t>(one) | reinterpret_cast<uintptr_t>(other)) % 4 == 0;
+}
+
 // Of memory: whether what is read and written in vectors consists of them.
 inline bool has_linear_vectors(const LinearParams& p) {
-  const bool reads = are_vector_aligned(p.x, p.weight.data, p.norm_weight, p.residual) &&
-                     are_whole_vectors(p.dtype, p.x_stride, p.weight.stride, p.residual_stride);
+  const Weight& w = p.weight;
+  const bool is_dense = w.format == WeightFormat::kDense;
+  const bool reads = are_vector_aligned(p.x, w.data, p.norm_weight, p.residual) &&
+                     are_whole_vectors(p.dtype, p.x_stride, is_dense ? w.stride : w.stride / 2,
+                                       p.residual_stride) &&
+                     (is_dense || (w.stride % 2 == 0 && are_words(w.scales.data, w.scales.zeros)));
   const bool writes = !is_batch_linear(p) || (are_vector_aligned(p.out, p.workspace) &&
                                               are_whole_vectors(p.dtype, p.out_stride));
   return reads && writes;
@@ -110,6 +143,8 @@ inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& 
   if (p.backend == Backend::kPortable) return {LinearKernel::kTile};
   if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
   if (is_batch_linear(p)) return {LinearKernel::kBatch};
+  if (p.weight.format != WeightFormat::kDense)
+    return {LinearKernel::kNarrow, {p.tokens > kStoredTokens ? "in groups of 16 tokens" : nullptr}};
   if (p.tokens <= kMidTokens) return {kernel_of_group(p.tokens)};
   const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
   if (p.epilogue == Epilogue::kAdd || has_workspace) return {LinearKernel::kLarge};

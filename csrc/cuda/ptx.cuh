@@ -78,6 +78,17 @@ __device__ inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
   return v;
 }
 
+__device__ inline uint2 load_fresh_if(bool valid, const uint2* pointer) {
+  uint2 v;
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
+      "@valid ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];\n}"
+      : "=&r"(v.x), "=&r"(v.y)
+      : "l"(pointer), "r"(static_cast<int>(valid))
+      : "memory");
+  return v;
+}
+
 __device__ inline int32_t load_fresh(const int32_t* pointer) {
   int32_t v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
@@ -248,6 +259,13 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
 __device__ inline void async_copy16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+// The same of 4 bytes.
+__device__ inline void async_copy4(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? 4 : 0)
                : "memory");
 }
 

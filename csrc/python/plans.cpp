@@ -58,11 +58,27 @@ LinearParams linear_named(const std::string& op) {
   throw py::value_error("op is '" + op + "'; give the name of a linear, as 'norm_linear_into'");
 }
 
+WeightFormat format_named(const std::string& name) {
+  for (int i = 0; i < kWeightFormats; ++i) {
+    if (name == kFormatNames[i]) return static_cast<WeightFormat>(i);
+  }
+  throw py::value_error("format is '" + name + "'; give one of weight_formats()");
+}
+
+// `scale_columns`: that share a scale of int4; scales and zero points lie beside the numbers.
 auto linear_choice(const Gpu& gpu, const std::string& op, const std::string& dtype, int64_t tokens,
-                   int64_t n, int64_t k, bool workspace, bool dense) {
+                   int64_t n, int64_t k, bool workspace, const std::string& format,
+                   int64_t scale_columns, const std::string& scale_dtype, bool zeros) {
   LinearParams p = linear_named(op);
   p.weight = dense_weight(nullptr, n, k, k);
-  if (!dense) p.weight.format = WeightFormat::kFp8;
+  p.weight.format = format_named(format);
+  if (p.weight.format != WeightFormat::kDense) {
+    const auto [columns, bytes] = block_layout(p.weight.format);
+    p.weight.stride = k / columns * bytes;
+    p.weight.scales.columns = scale_columns;
+    p.weight.scales.dtype = dtype_named(scale_dtype);
+    if (zeros) p.weight.scales.zeros = reinterpret_cast<const uint8_t*>(some_workspace);
+  }
   p.workspace = workspace ? some_workspace : nullptr;
   p.tokens = tokens;
   if (p.epilogue != Epilogue::kAdd) p.out_stride = p.outputs();
@@ -154,7 +170,8 @@ void bind_plans(py::module_& m) {
       py::arg("gpu"));
   m.def("plan_linear", &linear_choice, py::arg("gpu"), py::arg("op"), py::arg("dtype"),
         py::arg("tokens"), py::arg("n"), py::arg("k"), py::arg("workspace") = true,
-        py::arg("dense") = true);
+        py::arg("format") = "dense", py::arg("scale_columns") = kScaleBlock,
+        py::arg("scale_dtype") = "float32", py::arg("zeros") = false);
   m.def("plan_decode_attention", &decode_choice, py::arg("gpu"), py::arg("dtype"),
         py::arg("tokens"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
         py::arg("page_size"), py::arg("batch") = false);

@@ -9,6 +9,7 @@ which are asked here; `photon-ext info --plan MODEL` prints what both come to.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
@@ -23,6 +24,7 @@ from photon_ext.models.projections import (
     FUSED_OPS,
     TITLES,
     ProjectionShape,
+    head_projection,
     layer_projections,
 )
 
@@ -35,6 +37,9 @@ ALL = sys.maxsize  # tokens: a bound that no step reaches
 OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for up to this many tokens
 FUSED_TOKENS = 64
+# and where all weights are of few bits: read anew for each 16 tokens, until decoding them for torch
+# moves fewer bytes
+STORED_FUSED_TOKENS = 64
 # Steps of these numbers of tokens go through the Hopper linears for a batch instead: faster than
 # the fused ones and than torch's products up to the size of a 4B, as fast with an 8B (FINDINGS)
 LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
@@ -186,10 +191,10 @@ def plan_kernels(
     others in a chunk than where it decodes. What else is in the step changes no bits, unless
     `balanced_attention` or `batch_attention` is set.
     Steps with chunks are fused only where Hopper kernels take all linears. Where weights are stored
-    in fewer bits (`ModelConfig.quantization`), steps go through the portable linears, which alone
-    read them, and those of many tokens through torch, for which they are decoded; attention and
-    sampling stay as they are. ConfigError: a value
-    that `dtype`, `backend` or `exact` cannot have.
+    in fewer bits (`ModelConfig.quantization`), no step is, unless Hopper kernels take all linears:
+    steps go op by op through the portable ones. Those of many tokens go through torch, for which
+    weights are decoded; attention and sampling stay as they are. ConfigError: a value that `dtype`,
+    `backend` or `exact` cannot have.
     """
     check_backend(backend)
     check_flag("exact", exact)
@@ -200,7 +205,10 @@ def plan_kernels(
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
     if config.quantization is not None:
-        return KernelPlan(True, plain, plain, torch_too, torch_too)
+        modes = plain
+        if linears_unsupported(config, target, dtype) is None:
+            modes = ExecutionModes(STORED_FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
+        return KernelPlan(True, modes, modes, torch_too, torch_too)
     fits = linears_unsupported(config, target, dtype) is None
     batch = torch_too and batch_unsupported(config, target, dtype) is None
     most = most_batch_tokens(config) if batch else 0
@@ -241,7 +249,7 @@ def choose_backend(backend: Backend | None, target: Target, dtype: str) -> Backe
 
 
 def linears_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
-    """Of any linear of a layer that is fused."""
+    """Of any linear of a layer that is fused; the head counts where weights are of few bits."""
     return _first_unsupported(ExecutionMode.FUSED, config, target, dtype)
 
 
@@ -257,11 +265,20 @@ def _first_unsupported(
     device = _C.hopper_unsupported(target.gpu)
     if device is not None:
         return device  # of none in particular
-    for name, shape in layer_projections(config).items():
+    for title, shape in _projections(config):
         kernel, why = plan_projection(shape, mode, target, dtype, 1)
         if kernel == "tile":
-            return f"{TITLES[name]}: {why}"
+            return f"{title}: {why}"
     return None
+
+
+def _projections(config: ModelConfig) -> Iterator[tuple[str, ProjectionShape]]:
+    """Those that differ, by what people call them."""
+    alike = config.quantization is None
+    layers = (layer_projections(config, index) for index in range(1 if alike else config.layers))
+    yield from dict.fromkeys((TITLES[name], one) for all in layers for name, one in all.items())
+    if not alike:
+        yield "head", head_projection(config)
 
 
 def plan_projection(
@@ -276,8 +293,14 @@ def plan_projection(
     that was asked for.
     """
     op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
-    dense = shape.is_dense
-    return _C.plan_linear(target.gpu, op, dtype, tokens, shape.n, shape.k, workspace, dense)
+    sizes = tokens, shape.n, shape.k, workspace
+    (stored, *others) = (segment.stored for segment in shape.segments())
+    if others:
+        return "tile", "its modules are stored in several ways"
+    if stored is None:
+        return _C.plan_linear(target.gpu, op, dtype, *sizes)
+    kept = stored.format.value, stored.columns or shape.k, stored.scale_dtype, stored.zeros
+    return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept)
 
 
 def has_spare_workspace(

@@ -35,9 +35,11 @@ OTHERS = (
     "lora",
     "lora_link",
     "mlp",
+    "narrow_stored",
     "norm",
     "sample",
     "step",
+    "stored_linear",
 )
 
 PYTEST = ("-m", "pytest", "-q", "-x", "--few", "-p", "no:cacheprovider")

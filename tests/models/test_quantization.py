@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ def test_a_gpu_expands_weights_where_it_has_room(monkeypatch: pytest.MonkeyPatch
 # --- which kernels run ----------------------------------------------------------------------------
 
 
-def test_steps_of_fp8_weights_go_through_the_linears_that_read_them() -> None:
+def test_steps_of_fp8_weights_are_fused_where_hopper_kernels_read_all_of_them() -> None:
     config = hf_config({**QWEN3, "quantization_config": blocks()})
     target = gpu_target((9, 0))
     plan = plan_kernels(config, target, "bfloat16")
@@ -340,7 +341,17 @@ def test_steps_of_fp8_weights_go_through_the_linears_that_read_them() -> None:
     exact = plan_kernels(config, target, "bfloat16", exact=True)
     assert not exact.chunks.uses_torch
     why = linears_unsupported(config, target, "bfloat16")
-    assert why == "q, k, v: the weight is stored in fewer bits, and they read bfloat16 alone"
+    assert why == "q, k, v: columns of fp8 are no multiple of 128 (192)"
+    wide = replace(config, hidden=256, intermediate=512, q_heads=4, head_dim=64)
+    assert linears_unsupported(wide, target, "bfloat16") is None
+    for fused in (
+        plan_kernels(wide, target, "bfloat16").decode,
+        plan_kernels(wide, target, "bfloat16").chunks,
+    ):
+        modes = [fused.of(tokens) for tokens in (1, 64, 65, ALL)]
+        assert modes == [ExecutionMode.FUSED] * 2 + [ExecutionMode.TORCH] * 2
+    exact = plan_kernels(wide, target, "bfloat16", exact=True)
+    assert exact.chunks.of(ALL) is ExecutionMode.FUSED
     on_cpu = plan_kernels(config, Target(), "bfloat16")
     assert not on_cpu.decode.uses_torch
     assert not on_cpu.chunks.uses_torch

@@ -15,7 +15,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 from torch import Tensor
 
-from photon_ext import _C, ops, reference
+from photon_ext import ops, reference
 from photon_ext.dequantize import dequantized
 from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
@@ -327,12 +327,3 @@ def test_a_table_and_its_output_of_other_sizes_are_refused() -> None:
         ops.embedding_into(torch.zeros(1, 320, dtype=torch.int32), meta, BLOCKS)
     with pytest.raises(RuntimeError, match="embeds has dtype float16, expected float32"):
         ops.embedding_into(torch.zeros(1, 320), meta, BLOCKS, torch.zeros(1, 320).half())
-
-
-def test_hopper_kernels_say_that_they_read_no_weights_of_fewer_bits() -> None:
-    h200 = _C.Gpu(9, 0, False)
-    kernel, why = _C.plan_linear(h200, "norm_linear_into", "bfloat16", 1, 64, 64, dense=False)
-    assert (kernel, why) == (
-        "tile",
-        "the weight is stored in fewer bits, and they read bfloat16 alone",
-    )

@@ -23,6 +23,7 @@ int linear(const LinearParams& p, void* stream) {
     case LinearKernel::kBatch:
       return run_batch_linear(p, stream);
     default:
+      if (p.weight.format != WeightFormat::kDense) return run_narrow_stored(p, stream);
       return run_stream_linear(p, choice.kernel, stream);
   }
 }

@@ -1,17 +1,19 @@
-// The Hopper linears for up to 8 tokens.
+// The Hopper linears for up to 8 tokens, and of weights of fewer bits for up to 16.
 //
 // Tensor copies bring the weights into a ring in shared memory. A stage of the ring is a tile of 16
-// rows by 512 columns, or half a tile where no CTA has more. The CTA's eight warps request the
-// stages by turns. Weights depend on no other kernel, so that with a programmatic launch the ring
-// is full when the kernel before ends. Each warp multiplies one K block of every tile: the weights
-// are the left operand of the matrix instruction, the tokens the right one. At the end the sums of
-// the eight warps are added up in shared memory.
+// rows by 512 columns of bfloat16, or half a tile where no CTA has more; of fewer bits it has 1024
+// columns, of int4 of two tiles. The CTA's eight warps request the stages by turns. Weights depend
+// on no other kernel, so that with a programmatic launch the ring is full when the kernel before
+// ends. Each warp multiplies one K block of every tile: the weights are the left operand of the
+// matrix instruction, the tokens the right one. At the end the sums of the eight warps are added up
+// in shared memory.
 //
 // A chain runs several of these kernels one after the other, each for a few microseconds. So their
 // code has to stay in the instruction cache together, and every dependent instruction between the
 // wait and the last store costs time. This is why loops are not unrolled without need, why the host
 // computes what it can, and why addresses are computed before the wait.
 #pragma once
+#include "cuda/linear/narrow_load.cuh"
 #include "cuda/linear/stream_common.cuh"
 
 namespace photon::cuda::stream_linear {
@@ -20,62 +22,78 @@ namespace narrow {
 
 constexpr int kWarps = kKBlocks;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kTokens = kTokenTile;
-constexpr int kRowTileBytes = kKBlocks * kKBlockBytes;
 constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
                                    // most of the writers' banks apart
-constexpr int kPartialBytes = kWarps * kTokens * kPartialPitch * 4 * 3;  // three tiles
+constexpr int kPartialBytes = kWarps * kTokenTile * kPartialPitch * 4 * 3;  // three tiles
 
 // Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
 // with it.
+template <typename Size>
 struct Layout {
-  int ring, gain, squares, old, peer, partial, barriers, end;
+  static constexpr int kTokens = Size::kTokens;
 
-  constexpr __host__ __device__ Layout(int ring_bytes, int pass_tiles, int peer_tiles, int k,
+  int ring, scales, gain, squares, old, peer, partial, barriers, end;
+
+  constexpr __host__ __device__ Layout(int ring_bytes, int scale_bytes, int peer_tiles, int k,
                                        bool normalizes, bool adds)
       : ring(0),
-        gain(ring + ring_bytes),
+        scales(ring + ring_bytes),
+        gain(scales + scale_bytes),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
         old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
-        peer(old + (adds ? pass_tiles * kTileRows * kTokens * 2 : 0)),
+        peer(old + (adds ? Size::kTiles * kTileRows * kTokens * 2 : 0)),
         partial(peer + peer_tiles * kTileRows * kTokens * 4),
         barriers(partial + kPartialBytes),
         end(barriers + (2 * kMaxStages + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
 
-// How many tiles a pass has in registers, and how many K chunks of x are on their way.
-template <int kTiles_, int kAhead_>
+// How many tiles a pass has in registers, how many K chunks of x are on their way, of how many
+// eights of tokens, and how weights are loaded.
+template <int kTiles_, int kAhead_, int kTokenTiles_ = 1, typename Load_ = DenseLoad>
 struct Size {
-  static constexpr int kTiles = kTiles_, kAhead = kAhead_;
+  using Load = Load_;
+  static constexpr int kTiles = kTiles_, kAhead = kAhead_, kTokenTiles = kTokenTiles_;
+  static constexpr int kTokens = kTokenTiles * kTokenTile;
+  static constexpr int kChunk = kKBlocks * Load::kColumns;  // columns of a K chunk
+  static constexpr int kRowTileBytes = Load::kBlocks * kKBlockBytes;
+  static constexpr int kTileBytes = 2 * kRowTileBytes;
+  static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
 };
 
+template <typename Size>
 __device__ inline int k_chunks_of(const CtaTiles& range) {
-  return (range.k + kKChunk - 1) / kKChunk;
+  return (range.k + Size::kChunk - 1) / Size::kChunk;
 }
 
 // Fills the ring with the CTA's tiles, in the order in which they are multiplied. Of eight
-// consecutive tiles each warp copies one.
-template <Epilogue kEpilogue>
+// consecutive stages each warp copies one.
+template <typename Size, Epilogue kEpilogue>
 struct Filler {
-  const Params& p;
+  using Load = typename Size::Load;
+  static constexpr int kRowTileBytes = Size::kRowTileBytes, kStageTiles = Load::kStageTiles;
+
+  const typename Load::Params& p;
   const CtaTiles& range;
   const Ring& ring;
+  unsigned char* scales;  // of the first stage
   uint64_t policy;
-  Pass pass;  // of the tile that this warp copies next
-  int k_chunk = 0, tile = 0;
-  int turn;  // how many tiles the other warps copy before
+  Pass pass;  // of the stage that this warp copies next
+  int k_chunk = 0, at = 0;
+  int turn;  // how many stages the other warps copy before
 
-  __device__ Filler(const Params& p, const CtaTiles& range, const Ring& ring)
+  __device__ Filler(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
+                    unsigned char* scales)
       : p(p),
         range(range),
         ring(ring),
+        scales(scales),
         policy(evict_first()),
         pass(pass_from(0, p.pass_tiles, range.tiles)),
         turn(threadIdx.x / kWarpSize) {
     skip(turn);
   }
 
-  // Before the first tile is read.
+  // Before the first stage is read.
   __device__ void fill() {
     Stage stage;
 #pragma unroll 1
@@ -83,12 +101,11 @@ struct Filler {
       if (turn-- == 0) copy(stage);
       stage.advance(ring.stages);
     }
-    ++turn;  // while the first tile is read there is no tile before it, whose stage were to be
-             // filled
+    ++turn;  // while the first stage is read there is none before it, which were to be filled
   }
 
-  // Called while the tile of `stage` is read. Fills the stage before it again, which all warps have
-  // read, or will have read soon.
+  // Called while the tiles of `stage` are read. Fills the stage before it again, which all warps
+  // have read, or will have read soon.
   __device__ void refill(const Stage& stage) {
     if (turn-- == 0)
       copy(stage.index > 0 ? Stage{stage.index - 1, stage.parity ^ 1}
@@ -96,13 +113,16 @@ struct Filler {
   }
 
  private:
-  // Goes on by so many tiles.
-  __device__ void skip(int tiles) {
-    tile += tiles;
+  // Of a K chunk of the pass.
+  __device__ int stages_of_chunk() const { return (pass.count + kStageTiles - 1) / kStageTiles; }
+
+  // Goes on by so many stages.
+  __device__ void skip(int stages) {
+    at += stages;
 #pragma unroll 1
-    while (pass.count > 0 && tile >= pass.count) {
-      tile -= pass.count;
-      if (++k_chunk < k_chunks_of(range)) continue;
+    while (pass.count > 0 && at >= stages_of_chunk()) {
+      at -= stages_of_chunk();
+      if (++k_chunk < k_chunks_of<Size>(range)) continue;
       k_chunk = 0;
       pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
     }
@@ -111,97 +131,176 @@ struct Filler {
   __device__ void copy(const Stage& stage) {
     turn = kWarps - 1;
     if (pass.count <= 0) return;
-    if (is_elected()) copy_tile(stage);
+    if constexpr (Load::kIsScaled) {
+      wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
+      if (is_elected()) copy_tiles(stage);
+      copy_scales(stage);
+    } else {
+      if (is_elected()) {
+        wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
+        copy_tiles(stage);
+      }
+    }
     skip(kWarps);
   }
 
-  __device__ void copy_tile(const Stage& stage) const {
+  // Tiles of the stage that are there, at most kStageTiles.
+  __device__ int tiles_of_stage() const { return min(kStageTiles, pass.count - at * kStageTiles); }
+
+  __device__ TileRows rows_of(int tile) const {
+    return tile_rows<kEpilogue>(p, range, pass.first + at * kStageTiles + tile);
+  }
+
+  __device__ void copy_tiles(const Stage& stage) const {
     unsigned char* place = ring.stage(stage.index);
     Barrier* full = &ring.full[stage.index];
     const RowTileMap& weight = p.weight[range.part];
-    const TileRows rows = tile_rows<kEpilogue>(p, range, pass.first + tile);
-    wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-    arrive_expecting(full, rows.is_whole ? 2 * kRowTileBytes : kRowTileBytes);
-    copy_row_tile(place, weight, rows.first, k_chunk * kKBlocks, full, policy);
-    if (rows.is_whole)
-      copy_row_tile(place + kRowTileBytes, weight, rows.second, k_chunk * kKBlocks, full, policy);
+    const int tiles = kStageTiles == 1 ? 1 : tiles_of_stage();
+    const TileRows last = rows_of(tiles - 1);
+    arrive_expecting(full, (2 * tiles - (last.is_whole ? 0 : 1)) * kRowTileBytes);
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i, place += Size::kTileBytes) {
+      if (i >= tiles) break;
+      const TileRows rows = kStageTiles == 1 ? last : rows_of(i);
+      copy_row_tile(place, weight, rows.first, k_chunk * Load::kBlocks, full, policy);
+      if (rows.is_whole) {
+        copy_row_tile(place + kRowTileBytes, weight, rows.second, k_chunk * Load::kBlocks, full,
+                      policy);
+      }
+    }
+  }
+
+  // All lanes, a word at a time, as rows of scales may begin anywhere. What lies past the end of a
+  // row is zero.
+  __device__ void copy_scales(const Stage& stage) const {
+    const StoredScales& stored = p.stored;
+    const int bytes = stored.tile_bytes(), tiles = tiles_of_stage();
+    unsigned char* place = scales + stage.index * kStageTiles * bytes;
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i, place += bytes) {
+      const TileRows rows = rows_of(i);
+      copy_words(place, rows, stored.scales, stored.word_bits, stored.row_words);
+      if (Load::kHasZeros && stored.zeros != nullptr) {
+        copy_words(place + kTileRows * 4 * stored.words(), rows, stored.zeros, stored.zero_bits,
+                   stored.row_zero_words);
+      }
+    }
+    arrive_when_copied(&ring.full[stage.index]);
+  }
+
+  // Those of the K chunk, 2^bits of each row, or the row's only one.
+  __device__ void copy_words(unsigned char* to, const TileRows& rows, const uint32_t* from,
+                             int bits, int row_words) const {
+    const int first = row_words == 1 ? 0 : (k_chunk + range.column / Size::kChunk) << bits;
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < kTileRows << bits; i += kWarpSize) {
+      const int row = i >> bits, word = first + (i & ((1 << bits) - 1));
+      if (row >= kRowTileRows && !rows.is_whole) return;
+      const int of = (row < kRowTileRows ? rows.first : rows.second) + row % kRowTileRows;
+      const bool is_there = word < row_words;
+      async_copy4(
+          to + i * 4,
+          from + static_cast<int64_t>(of >> p.stored.row_shift) * row_words + (is_there ? word : 0),
+          is_there);
+    }
   }
 };
 
-// What a lane holds of one K chunk of x: the columns 32 h + 8 thread .. + 7 of its warp's K block,
-// of token `group` (lane / 4).
+// What a lane holds of one K chunk of x, by eights of tokens: of token `group` (lane / 4) the
+// columns of its warp's K block that Load says.
+template <typename Size>
 struct XKChunk {
-  uint4 v[kHalves];
+  uint4 v[Size::kTokenTiles][Size::kVectors];
 };
 
-// Brings them into the order that instructions take: word i of the lane with thread j becomes word
-// j of the lane with thread i. That lane's words then are of columns 8 j + 2 i.
-__device__ inline void turn_words(uint4& v) {
-  const bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
-  const auto exchange = [](uint32_t& low, uint32_t& high, bool keeps_high, int mask) {
-    const uint32_t other = __shfl_xor_sync(kFullWarp, keeps_high ? low : high, mask);
-    (keeps_high ? low : high) = other;
-  };
-  exchange(v.x, v.y, is_odd, 1);
-  exchange(v.z, v.w, is_odd, 1);
-  exchange(v.x, v.z, is_high, 2);
-  exchange(v.y, v.w, is_high, 2);
-}
+// The scales of a tile's rows `group` and `group` + 8, and int4's excess with the sums of x that
+// take it out.
+template <typename Load, bool kIsScaled = Load::kIsScaled>
+struct TileScales {};
+
+template <typename Load>
+struct TileScales<Load, true> {
+  float of[Load::kGroups][2];
+  float excess[Load::kHasZeros ? Load::kGroups : 1][2];
+
+  __device__ void read(const StoredScales& stored, const unsigned char* at, int group, int warp) {
+#pragma unroll
+    for (int i = 0; i < Load::kGroups; ++i) {
+#pragma unroll
+      for (int high = 0; high < 2; ++high) {
+        const int row = group + high * kRowTileRows;
+        of[i][high] = Load::scale(stored, at, row, warp, i);
+        if constexpr (Load::kHasZeros) excess[i][high] = Load::excess(stored, at, row, warp, i);
+      }
+    }
+  }
+};
 
 // A warp's sums over its K blocks, as seen from a lane. All addresses are computed before the wait.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
-  static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead;
+  using Load = typename Size::Load;
+  static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead, kVectors = Size::kVectors,
+                       kTokenTiles = Size::kTokenTiles;
 
+  const typename Load::Params& p;
   const Ring& ring;
+  const unsigned char* scales;  // of the first stage
   uint32_t zero;
-  int warp, group, thread;    // group = lane / 4: token and row; thread = lane % 4: columns
-  bool is_active;             // there is such a token
-  const Bf16* x_at;           // the lane's first columns, in its token
-  const unsigned char* gain;  // of those columns, in shared memory
-  int k_chunks, columns;      // of the CTA's range; from the warp's first K block to its end
-  int offset[kDepths];        // of what the lane points load_matrices() to, in a tile
+  int warp, group, thread;      // group = lane / 4: token and row; thread = lane % 4: columns
+  bool is_active[kTokenTiles];  // there is such a token
+  const Bf16* x_at;             // the lane's first columns, in its first token
+  const unsigned char* gain;    // of those columns, in shared memory
+  int k_chunks, columns;        // of the CTA's range; from the warp's first K block to its end
+  int offset[Load::kMatrices];  // of what the lane points load_matrices() to, in a tile
   Stage stage;
-  float sums[kTiles][4];
-  float squares[2];
+  float sums[kTiles][kTokenTiles][4];
+  float squares[kTokenTiles][2];
+  float x_sums[Load::kGroups][kTokenTiles][2];  // of the K chunk, where Load asks for them
 
-  __device__ Multiplier(const Params& p, const CtaTiles& range, const Ring& ring,
-                        const unsigned char* gains, int active)
-      : ring(ring),
+  __device__ Multiplier(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
+                        const unsigned char* scales, const unsigned char* gains, int active)
+      : p(p),
+        ring(ring),
+        scales(scales),
         zero(p.zero),
         warp(computed_now(threadIdx.x / kWarpSize)),
         group(computed_now(threadIdx.x % kWarpSize / 4)),
         thread(computed_now(threadIdx.x % 4)),
-        is_active(group < active),
-        k_chunks(k_chunks_of(range)) {
-    const int column = range.column + warp * kKBlockColumns + thread * 8;
+        k_chunks(k_chunks_of<Size>(range)) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) is_active[t] = group + t * kTokenTile < active;
+    const int column = range.column + warp * Load::kColumns + thread * Load::kLaneColumns;
     x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
     gain = gains + computed_now(column * 2);
-    columns = computed_now(range.k - warp * kKBlockColumns);
-    // The four matrices are columns 0 .. 7 of the first 8-row tile and of the second one, then
-    // columns 8 .. 15 of both. Where there is no second 8-row tile, the first one is read twice.
+    columns = computed_now(range.k - warp * Load::kColumns);
+    // The four matrices are a vector of columns of the first 8-row tile and of the second one, then
+    // the next vector of both. Where there is no second 8-row tile, the first one is read twice.
     const int matrix = threadIdx.x % kWarpSize / 8, row = threadIdx.x % 8,
-              row_tile = p.stage_bytes > kRowTileBytes ? matrix % 2 : 0;
+              row_tile = p.stage_bytes > Size::kRowTileBytes ? matrix % 2 : 0;
 #pragma unroll
-    for (int d = 0; d < kDepths; ++d) {
-      offset[d] = computed_now(row_tile * kRowTileBytes + warp * kKBlockBytes +
-                               row * kKBlockColumns * 2 + ((d * 2 + matrix / 2) ^ row) * 16);
-    }
+    for (int i = 0; i < Load::kMatrices; ++i)
+      offset[i] = computed_now(row_tile * Size::kRowTileBytes + Load::offset(warp, matrix, row, i));
   }
 
   // The first K chunks of x are on their way when this returns.
-  __device__ void start(XKChunk (&x)[kAhead]) const {
+  __device__ void start(XKChunk<Size> (&x)[kAhead]) const {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) load(x[a], a);
   }
 
   // The sums of one pass over x.
   template <typename Filler>
-  __device__ void run(XKChunk (&x)[kAhead], const Pass& pass, Filler& filler,
+  __device__ void run(XKChunk<Size> (&x)[kAhead], const Pass& pass, Filler& filler,
                       const Stamps& stamps) {
-    squares[0] = squares[1] = 0.0f;
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) sums[m][0] = sums[m][1] = sums[m][2] = sums[m][3] = 0.0f;
+    for (int t = 0; t < kTokenTiles; ++t) squares[t][0] = squares[t][1] = 0.0f;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t)
+        sums[m][t][0] = sums[m][t][1] = sums[m][t][2] = sums[m][t][3] = 0.0f;
+    }
 #pragma unroll 1
     for (int k_chunk = 0; k_chunk < k_chunks; ++k_chunk) {
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
@@ -212,56 +311,164 @@ struct Multiplier {
   }
 
  private:
-  __device__ void load(XKChunk& x, int k_chunk) const {
-    const bool is_inside =
-        k_chunk * kKChunk < columns && is_active;  // a K block is inside or outside as a whole
-    const Bf16* from = x_at + k_chunk * kKChunk;
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h)
-      x.v[h] = load_fresh_if(is_inside, reinterpret_cast<const uint4*>(from + h * 32));
-  }
+  static constexpr bool kTakesSums = Load::kHasZeros;
 
-  // From x as it was loaded to what instructions take.
-  __device__ void prepare(XKChunk& x, int k_chunk) {
+  __device__ void load(XKChunk<Size>& x, int k_chunk) const {
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      if constexpr (kNormalizes) {
-        uint4 gains = make_uint4(0, 0, 0, 0);
-        if (k_chunk * kKChunk < columns)
-          gains = *reinterpret_cast<const uint4*>(gain + (k_chunk * kKChunk + h * 32) * 2);
-        normalize(x.v[h], gains, squares);
-      }
-      turn_words(x.v[h]);
+    for (int t = 0; t < kTokenTiles; ++t) {
+      const bool is_inside =
+          k_chunk * Size::kChunk < columns && is_active[t];  // a K block is inside or outside as a
+                                                             // whole
+      const Bf16* from =
+          x_at + k_chunk * Size::kChunk + static_cast<int64_t>(t * kTokenTile) * p.x_stride;
+#pragma unroll
+      for (int h = 0; h < kVectors; ++h) x.v[t][h] = Load::load_x(is_inside, from + h * 32);
     }
   }
 
-  // The tiles of a K chunk, one after the other.
-  template <typename Filler>
-  __device__ void add_k_chunk(XKChunk& x, int k_chunk, const Pass& pass, Filler& filler,
-                              const Stamps& stamps) {
+  // From x as it was loaded to what instructions take.
+  __device__ void prepare(XKChunk<Size>& x, int k_chunk) {
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m) {
-      if (m >= pass.count) break;
-      wait_barrier(&ring.full[stage.index], stage.parity);
-      uint32_t w[kDepths][4];
-      uint32_t loaded = 0;
+    for (int h = 0; h < kVectors; ++h) {
+      uint4 gains = make_uint4(0, 0, 0, 0);
+      if (kNormalizes && k_chunk * Size::kChunk < columns)
+        gains = Load::load_gains(gain + (k_chunk * Size::kChunk + h * 32) * 2);
 #pragma unroll
-      for (int d = 0; d < kDepths; ++d) {
-        load_matrices(w[d], ring.stage(stage.index) + offset[d]);
-        loaded |= w[d][3];
+      for (int t = 0; t < kTokenTiles; ++t) {
+        if constexpr (kNormalizes) normalize(x.v[t][h], gains, squares[t]);
+        Load::order(x.v[t][h]);
       }
-      if (m == 0)
-        prepare(x, k_chunk);  // waits for x, while the first weights are on their way to registers
-      if (m == 0 && k_chunk == 0 && pass.first == 0) stamps.at(Point::kLoaded);
-      __syncwarp();  // all lanes have read the tile
-      if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
-      filler.refill(stage);
-      stage.advance(ring.stages);
+    }
+    if constexpr (kTakesSums) sum_up(x);
+  }
+
+  // All rows of this product are the sums of x over the columns of a group.
+  __device__ void sum_up(const XKChunk<Size>& x) {
+    constexpr uint32_t kOnes = 0x3f803f80u;
+    constexpr int kEach = kVectors / Load::kGroups;
 #pragma unroll
-      for (int d = 0; d < kDepths; ++d) {
-        const uint4 v = x.v[d / 2];
-        if (d % 2 == 0) multiply_bf16(sums[m], w[d], {v.x, v.y});
-        if (d % 2 == 1) multiply_bf16(sums[m], w[d], {v.z, v.w});
+    for (int i = 0; i < Load::kGroups; ++i) {
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        float products[4] = {};
+#pragma unroll
+        for (int h = i * kEach; h < (i + 1) * kEach; ++h) {
+          const uint4 v = x.v[t][h];
+          multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.x, v.y});
+          multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.z, v.w});
+        }
+        x_sums[i][t][0] = products[0];
+        x_sums[i][t][1] = products[1];
+      }
+    }
+  }
+
+  // The stages of a K chunk, one after the other.
+  template <typename Filler>
+  __device__ void add_k_chunk(XKChunk<Size>& x, int k_chunk, const Pass& pass, Filler& filler,
+                              const Stamps& stamps) {
+    // Sums lie in registers, which no loop can index. Where a stage takes many instructions they
+    // stand in the code once, and branches lead to the sums.
+    if constexpr (Load::kIsScaled) {
+#pragma unroll 1
+      for (int m = 0; m < pass.count; m += Load::kStageTiles)
+        add_stage(x, k_chunk, m, pass, filler, stamps);
+    } else {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if (m >= pass.count) break;
+        add_stage(x, k_chunk, m, pass, filler, stamps);
+      }
+    }
+  }
+
+  // That of tile m of the pass and those that follow it there.
+  template <typename Filler>
+  __device__ void add_stage(XKChunk<Size>& x, int k_chunk, int m, const Pass& pass, Filler& filler,
+                            const Stamps& stamps) {
+    constexpr int kStageTiles = Load::kStageTiles;
+    wait_barrier(&ring.full[stage.index], stage.parity);
+    uint32_t w[kStageTiles][Load::kMatrices][4];
+    TileScales<Load> tile_scales[kStageTiles];
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int s = 0; s < kStageTiles; ++s) {
+#pragma unroll
+      for (int i = 0; i < Load::kMatrices; ++i) {
+        load_matrices(w[s][i], ring.stage(stage.index) + s * Size::kTileBytes + offset[i]);
+        loaded |= w[s][i][3];
+      }
+      if constexpr (Load::kIsScaled) {
+        const int place = stage.index * kStageTiles + s;
+        tile_scales[s].read(p.stored, scales + place * p.stored.tile_bytes(), group, warp);
+      }
+    }
+    if (m == 0)
+      prepare(x, k_chunk);  // waits for x, while the first weights are on their way to registers
+    if (m == 0 && k_chunk == 0 && pass.first == 0) stamps.at(Point::kLoaded);
+    __syncwarp();  // all lanes have read the stage
+    if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
+    filler.refill(stage);
+    stage.advance(ring.stages);
+    if constexpr (Load::kIsScaled) {
+#pragma unroll
+      for (int s = 0; s < kStageTiles; ++s) {
+        if (s > 0 && m + s >= pass.count) break;
+        add_scaled(m + s, w[s], tile_scales[s], x);
+      }
+    } else {
+      add_products(sums[m], w[0], x, 0, kVectors);
+    }
+  }
+
+  // Of the columns of so many vectors of x.
+  __device__ static void add_products(float (&to)[kTokenTiles][4],
+                                      const uint32_t (&w)[Load::kMatrices][4],
+                                      const XKChunk<Size>& x, int first, int end) {
+#pragma unroll
+    for (int d = 2 * first; d < 2 * end; ++d) {
+      uint32_t a[4];
+      Load::decode(w, d, a);
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        const uint4 v = x.v[t][d / 2];
+        if (d % 2 == 0) multiply_bf16(to[t], a, {v.x, v.y});
+        if (d % 2 == 1) multiply_bf16(to[t], a, {v.z, v.w});
+      }
+    }
+  }
+
+  // To the sums of tile m: each group from zero, by one fma.
+  __device__ void add_scaled(int m, const uint32_t (&w)[Load::kMatrices][4],
+                             const TileScales<Load>& tile_scales, const XKChunk<Size>& x) {
+    constexpr int kGroups = Load::kGroups, kEach = kVectors / kGroups;
+    float products[kGroups][kTokenTiles][4] = {};
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      add_products(products[i], w, x, i * kEach, (i + 1) * kEach);
+      if constexpr (Load::kHasZeros) {
+#pragma unroll
+        for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            products[i][t][j] =
+                fmaf(-tile_scales.excess[i][j / 2], x_sums[i][t][j % 2], products[i][t][j]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int at = 0; at < kTiles; ++at) {
+      if (at != m) continue;
+#pragma unroll
+      for (int i = 0; i < kGroups; ++i) {
+#pragma unroll
+        for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            sums[at][t][j] = fmaf(tile_scales.of[i][j / 2], products[i][t][j], sums[at][t][j]);
+          }
+        }
       }
     }
   }
@@ -272,8 +479,10 @@ template <typename Size, Epilogue kEpilogue>
 struct Finish {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
 
+  static constexpr int kTokens = Size::kTokens;
+
   const Params& p;
-  const Layout& at;
+  const Layout<Size>& at;
   unsigned char* shared;
   int tiles, active;  // tiles of the CTA's range, tokens that live
 
@@ -287,7 +496,8 @@ struct Finish {
   // which has room for many tiles.
   __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass,
                       const Output<kEpilogue>& output) const {
-    const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : 3;
+    const int most_bits = kTokens <= kTokenTile || active <= kTokenTile ? 3 : 4;
+    const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : most_bits;
     const int slot = kWarps * kPartialPitch << column_bits;
     const bool uses_ring =
         pass.count * slot * 4 > kPartialBytes && pass.first + pass.count == tiles;
@@ -299,8 +509,10 @@ struct Finish {
     if (pass.first > 0 || uses_ring)
       __syncthreads();  // all have read what the pass before left, and the ring
     if (kNormalizes && warp.group / 2 == warp.thread) {
-      place<float>(at.squares)[warp.warp * kTokens + warp.group] =
-          warp.group % 2 == 0 ? warp.squares[0] : warp.squares[1];
+      float* const squares = place<float>(at.squares) + warp.warp * kTokens + warp.group;
+#pragma unroll
+      for (int t = 0; t < Size::kTokenTiles; ++t)
+        squares[t * kTokenTile] = warp.group % 2 == 0 ? warp.squares[t][0] : warp.squares[t][1];
     }
 #pragma unroll 1
     for (int first = 0; first < pass.count; first += at_once) {
@@ -336,11 +548,11 @@ struct Finish {
       if (m < first || m >= first + count) continue;
       float* slot = slots + ((m - first) * kWarps * kPartialPitch << column_bits);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int column = 2 * warp.thread + j;
+      for (int j = 0; j < 2 * Size::kTokenTiles; ++j) {
+        const int column = j / 2 * kTokenTile + 2 * warp.thread + j % 2;
         if (column >= 1 << column_bits) continue;
-        slot[column * kPartialPitch] = warp.sums[m][j];
-        slot[column * kPartialPitch + kRowTileRows] = warp.sums[m][j + 2];
+        slot[column * kPartialPitch] = warp.sums[m][j / 2][j % 2];
+        slot[column * kPartialPitch + kRowTileRows] = warp.sums[m][j / 2][j % 2 + 2];
       }
     }
   }
@@ -348,13 +560,14 @@ struct Finish {
 
 // What has to be done before the first copy of a weight. The gains are on their way when this
 // returns.
-template <Epilogue kEpilogue>
-__device__ void begin_block(const Params& p, const Layout& at, const Ring& ring, Barrier* arrived,
-                            const CtaTiles& range) {
+template <typename Size, Epilogue kEpilogue>
+__device__ void begin_block(const Params& p, const Layout<Size>& at, const Ring& ring,
+                            Barrier* arrived, const CtaTiles& range) {
+  constexpr int kFillers = 1 + (Size::Load::kIsScaled ? kWarpSize : 0);  // lanes, and the elected
   const int i = threadIdx.x;
   if (i == 0) prefetch_row_tile_map(p.weight[range.part]);
   if (i < p.stages) {
-    init_barrier(&ring.full[i], 1);
+    init_barrier(&ring.full[i], kFillers);
     init_barrier(&ring.empty[i], kWarps);
   }
   if (i == 0) init_barrier(arrived, 1);
@@ -373,8 +586,9 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
 }
 
 template <typename Size, Epilogue kEpilogue>
-__device__ void run_block(const Params& p) {
+__device__ void run_block(const typename Size::Load::Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
+  using Load = typename Size::Load;
   const Stamps stamps = stamps_of<kEpilogue>(p);
   let_next_start();
   // counts is read before the wait, as the weights are: if loads of x had to wait for it, they
@@ -382,13 +596,15 @@ __device__ void run_block(const Params& p) {
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
   const CtaTiles range = cta_tiles<kEpilogue>(p);
-  const Layout at(p.stages * p.stage_bytes, Size::kTiles, is_split<kEpilogue>(p) ? p.most_tiles : 0,
-                  p.k, kNormalizes, !kNormalizes);
+  int scale_bytes = 0;
+  if constexpr (Load::kIsScaled) scale_bytes = p.stages * Load::kStageTiles * p.stored.tile_bytes();
+  const Layout<Size> at(p.stages * p.stage_bytes, scale_bytes,
+                        is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   Barrier* const arrived = barriers + 2 * kMaxStages;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
-  Filler<kEpilogue> filler(p, range, ring);
-  begin_block<kEpilogue>(p, at, ring, arrived, range);
+  Filler<Size, kEpilogue> filler(p, range, ring, shared + at.scales);
+  begin_block<Size, kEpilogue>(p, at, ring, arrived, range);
 
   // A step without live tokens reads no weights, and some CTAs have no rows. They wait all the
   // same, because the next kernel takes this one's end for the end of all kernels before it.
@@ -406,11 +622,12 @@ __device__ void run_block(const Params& p) {
                            old,
                            finish.template place<float>(at.peer),
                            arrived,
-                           kTokens,
+                           Size::kTokens,
                            0};
   if (threadIdx.x == 0) output.expect_peer(active);
-  Multiplier<Size, kNormalizes> multiplier(p, range, ring, shared + at.gain, active);
-  XKChunk x[Size::kAhead];
+  Multiplier<Size, kNormalizes> multiplier(p, range, ring, shared + at.scales, shared + at.gain,
+                                           active);
+  XKChunk<Size> x[Size::kAhead];
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();

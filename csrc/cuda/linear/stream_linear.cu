@@ -5,20 +5,12 @@
 
 #include "cuda/linear/large_linear.h"
 #include "cuda/linear/mid_linear.cuh"
-#include "cuda/linear/narrow_linear.cuh"
+#include "cuda/linear/narrow_launch.cuh"
 #include "cuda/residency.cuh"
 
 namespace photon::cuda {
 namespace stream_linear {
 namespace {
-
-constexpr int kNarrowResidents = 2;  // the next kernel's ring fills while this one works
-
-template <typename Size, Epilogue kEpilogue>
-__global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
-    narrow_kernel(const __grid_constant__ Params p) {
-  if constexpr (kHopperCode) narrow::run_block<Size, kEpilogue>(p);
-}
 
 template <typename Size, Epilogue kEpilogue>
 __global__ void __launch_bounds__(mid::kCtaThreads<Size, kEpilogue>, Size::kResidents)
@@ -27,74 +19,9 @@ __global__ void __launch_bounds__(mid::kCtaThreads<Size, kEpilogue>, Size::kResi
 }
 
 constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this an SM holds two CTAs
-constexpr int kMaxSplitRowTiles = 8;  // of a pair of CTAs: what they exchange lies in shared memory
-constexpr double kWorthSplitting = 0.9;
 constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kStore has a kernel of its own for CTAs
                                      // with few tiles; kAdd always has
 constexpr int kFewTiles = 3;
-
-// Shared memory of a CTA, where an SM is to hold two of them or one.
-template <Epilogue kEpilogue>
-constexpr int shared_room(int residents) {
-  if (residents == 1) return kOnlyBlock;
-  return kEpilogue == Epilogue::kAdd ? kLargerBlock : kSmallerBlock;
-}
-
-// Which part of the SMs' time is used if `groups` of them divide `row_tiles`.
-double balance(int64_t row_tiles, int64_t groups) {
-  return static_cast<double>(row_tiles) / (groups * ceil_div(row_tiles, groups));
-}
-
-// How many split-K parts: two, unless pairs of CTAs divide the rows worse. A CTA with half of the
-// columns reads half as much of x, which counts where tokens are many. The answer depends on the
-// shape and the device alone, and each part has a K chunk at least.
-int choose_split(int64_t n, int64_t k, int sms) {
-  const int64_t row_tiles = ceil_div(n, kRowTileRows), pairs = sms / 2;
-  if (pairs == 0 || k < 2 * kKChunk || ceil_div(row_tiles, pairs) > kMaxSplitRowTiles) return 1;
-  return balance(row_tiles, pairs) >= kWorthSplitting * balance(row_tiles, sms) ? 2 : 1;
-}
-
-// Deals the rows out to CTAs; returns how many CTAs there are.
-template <Epilogue kEpilogue>
-int deal_rows(Params& p, int sms) {
-  const int64_t row_tiles = ceil_div(p.n, kRowTileRows);
-  const int row_blocks = std::max(sms / p.split, 1);
-  p.row_tiles_each = static_cast<int>(row_tiles / row_blocks);
-  p.row_tiles_extra = static_cast<int>(row_tiles % row_blocks);
-  p.most_tiles =
-      static_cast<int>(ceil_div(ceil_div(row_tiles, row_blocks), tile_row_tiles<kEpilogue>(p)));
-  return row_blocks * p.split;
-}
-
-// `room`: bytes of shared memory that the rest of a layout leaves to the ring.
-int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
-
-// How many things a pass takes, if `all` are done in as few passes as possible of at most `most`
-// each, and evenly.
-int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
-
-template <typename Size, Epilogue kEpilogue>
-int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
-  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
-  constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
-  constexpr int kMostPeerTiles = kMaxSplitRowTiles / kTileRowTiles;
-  constexpr int kLeast =
-      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds)
-          .end;
-  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kRowTileBytes,
-                "a stage is filled while the one after it is read");
-  p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
-  const bool has_row_tiles =
-      p.row_tiles_each + (p.row_tiles_extra > 0 ? 1 : 0) < tile_row_tiles<kEpilogue>(p);
-  p.stage_bytes = has_row_tiles ? narrow::kRowTileBytes : 2 * narrow::kRowTileBytes;
-  const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
-  p.stages = fit_stages(p, kRoom - rest.end);
-  LaunchShape shape{blocks, narrow::kThreads};
-  shape.shared_bytes = kRoom;
-  shape.cluster = static_cast<unsigned>(p.split);
-  shape.pdl = pdl;
-  return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
-}
 
 // Tiles of an M tile; the last M tile of a CTA may have fewer.
 int even_m_tile(int tiles) { return even_passes(tiles, mid::kMTileTiles); }
@@ -115,7 +42,7 @@ Params with_rings(Params p) {
   // tiles. What is left over goes to the weights, which take longer to arrive.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, mid::kMaxXStages, fair}), mid::kLeastXStages);
-  p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
+  p.stages = fit_stages(room - p.x_stages * Size::kXBytes, p.stage_bytes);
   return p;
 }
 
@@ -133,25 +60,11 @@ int launch_mid(Params p, int blocks, bool pdl, void* stream) {
   return launch(mid_kernel<Size, kEpilogue>, shape, stream, with_rings<Size, kEpilogue>(p));
 }
 
-// The weight, by parts of its columns.
-template <Epilogue kEpilogue>
-int make_weight_maps(Params& p, int k_blocks, const Bf16* weight, int64_t stride) {
-  const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
-  for (int part = 0; part < p.split; ++part) {
-    const int column = part * p.k_each;
-    if (const int error = make_row_tile_map(p.weight[part], k_blocks, weight + column, rows,
-                                            std::min(p.k_each, p.k - column), stride)) {
-      return error;
-    }
-  }
-  return cudaSuccess;
-}
-
 template <Epilogue kEpilogue>
 int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
                       void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, sms);
-  if (const int error = make_weight_maps<kEpilogue>(p, kKBlocks, weight, weight_stride))
+  if (const int error = make_weight_maps<kEpilogue>(p, kKBlocks, weight, 2 * weight_stride))
     return error;
   using Few = narrow::Size<kFewTiles, 4>;
   const bool is_few = p.most_tiles <= kFewTiles;
@@ -172,7 +85,8 @@ template <Epilogue kEpilogue>
 int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
                        void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, sms);
-  if (const int error = make_weight_maps<kEpilogue>(p, mid::kStepKBlocks, weight, weight_stride))
+  if (const int error =
+          make_weight_maps<kEpilogue>(p, mid::kStepKBlocks, weight, 2 * weight_stride))
     return error;
   // Two passes over x are better than one, if that leaves room for CTAs of the next kernel beside
   // these. Three passes are not, and neither is a ring of one stage, which has to be read before it
@@ -206,7 +120,7 @@ int launch_tokens(Params p, const LinearParams& op, LinearKernel kernel, void* s
   const Weight& w = op.weight;
   const Bf16* const weight = static_cast<const Bf16*>(w.data);
   const int count = sms(), tokens = p.tokens;
-  p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, count) : 1;
+  p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, count, kKChunk) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kKChunk), p.split)) * kKChunk;
   if (kernel == LinearKernel::kLarge)
     return launch_large<kEpilogue>(p, weight, w.stride, op.workspace, op.pdl, stream);
@@ -220,27 +134,8 @@ int launch_tokens(Params p, const LinearParams& op, LinearKernel kernel, void* s
   return cudaSuccess;
 }
 
-Params params_of(const LinearParams& op) {
-  const bool adds = op.epilogue == Epilogue::kAdd;
-  Params p = {};
-  p.out = static_cast<Bf16*>(adds ? op.residual : op.out);
-  p.x = static_cast<const Bf16*>(op.x);
-  p.gain = static_cast<const Bf16*>(op.norm_weight);
-  p.bias = static_cast<const Bf16*>(op.bias);
-  p.counts = op.counts;
-  p.out_stride = static_cast<int>(adds ? op.residual_stride : op.out_stride);
-  p.x_stride = static_cast<int>(op.x_stride);
-  p.tokens = static_cast<int>(op.tokens);
-  p.n = static_cast<int>(op.outputs());
-  p.k = static_cast<int>(op.weight.k);
-  p.eps = op.eps;
-  p.per_column = 1.0f / static_cast<float>(op.weight.k);
-  p.is_swiglu = op.epilogue == Epilogue::kSwiglu;
-  return p;
-}
-
 static_assert(kHopperColumns == kKBlockColumns && kHopperOutputs == kRowTileRows &&
-              kNarrowTokens == narrow::kTokens && kMaxStride == INT32_MAX / kTokenTile);
+              kNarrowTokens == kTokenTile && kMaxStride == INT32_MAX / kTokenTile);
 
 }  // namespace
 }  // namespace stream_linear

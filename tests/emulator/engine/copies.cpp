@@ -9,13 +9,12 @@ namespace {
 
 constexpr uint64_t kTag = 0xba441e40u;  // what an initialized barrier's upper half holds; its lower
                                         // half is its number in the block
-constexpr size_t kAsyncBytes = 16;
 
 void land(const AsyncCopy& copy) {
   if (copy.global != nullptr) {
-    std::memcpy(copy.shared, copy.global, kAsyncBytes);
+    std::memcpy(copy.shared, copy.global, copy.bytes);
   } else {
-    std::memset(copy.shared, 0, kAsyncBytes);
+    std::memset(copy.shared, 0, copy.bytes);
   }
 }
 
@@ -226,15 +225,17 @@ std::string leftovers(const Block& block) {
   return "";
 }
 
-void async_copy16(void* shared, const void* global, bool valid, Site site) {
-  check_shared(shared, kAsyncBytes, kAsyncBytes, "async_copy16", site);
-  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) {
-    fail(format("%s: async_copy16 %s from %p, which is not aligned to 16 bytes",
-                thread_name(*machine.current).c_str(), at(site).c_str(), global));
+void async_copy(void* shared, const void* global, size_t bytes, bool valid, Site site) {
+  const std::string name = format("async_copy%zu", bytes);
+  check_shared(shared, bytes, bytes, name.c_str(), site);
+  if (reinterpret_cast<uintptr_t>(global) % bytes != 0) {
+    fail(format("%s: %s %s from %p, which is not aligned to %zu bytes",
+                thread_name(*machine.current).c_str(), name.c_str(), at(site).c_str(), global,
+                bytes));
   }
-  if (valid) check_read(global, kAsyncBytes);
-  std::memset(shared, 0xff, kAsyncBytes);
-  machine.current->copies.push_back({shared, valid ? global : nullptr});
+  if (valid) check_read(global, bytes);
+  std::memset(shared, 0xff, bytes);
+  machine.current->copies.push_back({shared, valid ? global : nullptr, bytes});
 }
 
 void commit_copies() {

@@ -21,6 +21,7 @@ struct Block;
 struct AsyncCopy {
   void* shared;
   const void* global;  // null: zeros
+  size_t bytes;
 };
 
 struct TensorCopy {
@@ -61,7 +62,7 @@ struct Thread {
   bool waited;  // for the kernels before, as a thread of a launch without pdl has by itself
   Wait wait;
   Entry entry;
-  std::vector<AsyncCopy> copies;      // of async_copy16, oldest first
+  std::vector<AsyncCopy> copies;      // of async_copy(), oldest first
   std::vector<uint32_t> group_sizes;  // of the committed groups that have not landed
 };
 

@@ -35,6 +35,9 @@ inline const T* computed_now(const T* pointer) {
 inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
   return valid ? *pointer : uint4{0, 0, 0, 0};
 }
+inline uint2 load_fresh_if(bool valid, const uint2* pointer) {
+  return valid ? *pointer : uint2{0, 0};
+}
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
 inline uint4 load_once(const uint4* pointer) { return *pointer; }
 
@@ -102,7 +105,12 @@ inline void prefetch_tensor_map(const CUtensorMap* map, Site site = emulator::he
 
 inline void async_copy16(void* shared, const void* global, bool valid,
                          Site site = emulator::here()) {
-  emulator::async_copy16(shared, global, valid, site);
+  emulator::async_copy(shared, global, 16, valid, site);
+}
+
+inline void async_copy4(void* shared, const void* global, bool valid,
+                        Site site = emulator::here()) {
+  emulator::async_copy(shared, global, 4, valid, site);
 }
 
 inline void commit_copies() { emulator::commit_copies(); }

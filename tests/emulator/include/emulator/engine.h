@@ -58,7 +58,7 @@ void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], ui
 void tensor_copy_to(unsigned ranks, void* shared, const CUtensorMap* map, const int (&begin)[3],
                     uint64_t* barrier, Site site);
 void check_tensor_map(const CUtensorMap* map, const char* name, Site site);
-void async_copy16(void* shared, const void* global, bool valid, Site site);
+void async_copy(void* shared, const void* global, size_t bytes, bool valid, Site site);
 void commit_copies();
 void wait_copies(unsigned pending);
 

@@ -1,0 +1,102 @@
+"""Steps of a model in fp8 and int4 that are fused by Hopper kernels, against the same numbers in
+float32; needs neither transformers nor files.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from photon_ext import hopper_runs
+from photon_ext.dequantize import dequantized
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.kernel_plan import ExecutionMode
+from photon_ext.models.requantize import requantized
+from photon_ext.models.weights import (
+    DecoderWeights,
+    empty_weights,
+    other_slots,
+    random_weights,
+    weight_modules,
+)
+from photon_ext.weight_format import WeightFormat
+from tests.models.harness import Chunk, Harness
+
+pytestmark = pytest.mark.emulated
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CONFIGS = {
+    "fp8": ModelConfig(Family.QWEN3, 256, 2, 4, 2, 64, 384, 136),
+    "int4": ModelConfig(Family.LLAMA, 512, 2, 4, 2, 64, 768, 136, qkv_bias=True),
+}
+TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(20)]
+
+
+@cache
+def stored(form: str) -> tuple[ModelConfig, DecoderWeights]:
+    config = requantized(CONFIGS[form], form)
+    return config, random_weights(config)
+
+
+def on(device: str, form: str) -> tuple[ModelConfig, DecoderWeights]:
+    config, weights = stored(form)
+    return config, weights if device == "cpu" else random_weights(config, device=device)
+
+
+def decoded(weights: DecoderWeights, form: str) -> DecoderWeights:
+    """The same numbers in float32, on the CPU."""
+    made = empty_weights(CONFIGS[form], torch.float32, "cpu")
+    for (_, to), (_, weight) in zip(weight_modules(made), weight_modules(weights), strict=True):
+        is_dense = weight.format is WeightFormat.DENSE
+        to.data.copy_(weight.data if is_dense else dequantized(weight))
+    for (_, slot), (_, values) in zip(other_slots(made), other_slots(weights), strict=True):
+        slot.copy_(values)
+    return made
+
+
+def logits_of(decoder: Harness, rows: list[int], step: int = 20) -> torch.Tensor:
+    """Of a decode token of each row behind its text, `step` rows at a time."""
+    parts = [rows[i : i + step] for i in range(0, len(rows), step)]
+    found = [
+        decoder.decode([row + 1 for row in part], [len(TEXTS[row]) for row in part], part)
+        for part in parts
+    ]
+    return torch.cat(found).cpu()
+
+
+def filled(decoder: Harness) -> Harness:
+    for row, text in enumerate(TEXTS):
+        decoder.prefill([Chunk(row + 1, 0, text)])
+    return decoder
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", CONFIGS)
+def test_fused_steps_of_stored_weights_are_as_near_to_float32_as_op_by_op(
+    form: str, device: str
+) -> None:
+    config, weights = on(device, form)
+    numbers = Harness(CONFIGS[form], decoded(weights, form), rows=20)
+    exact = logits_of(filled(numbers), [*range(20)])
+    plain, ours = (
+        filled(Harness(config, weights, hopper=hopper, exact=True, rows=20))
+        for hopper in (False, True)
+    )
+    if hopper_runs():
+        assert ours.decoder.plan.decode.of(20) is ExecutionMode.FUSED
+    rounded = (logits_of(plain, [*range(20)]).float() - exact).norm()
+    assert rounded > 0
+    assert (logits_of(ours, [*range(20)]).float() - exact).norm() < 1.5 * rounded
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", CONFIGS)
+def test_a_row_of_a_model_in_fewer_bits_has_the_same_bits_in_every_batch(
+    form: str, device: str
+) -> None:
+    config, weights = on(device, form)
+    decoder = filled(Harness(config, weights, hopper=True, exact=True, rows=20))
+    together = logits_of(decoder, [*range(20)])
+    for step in (1, 3, 9):
+        assert torch.equal(logits_of(decoder, [*range(20)], step), together)
