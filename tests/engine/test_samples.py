@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from photon_ext.errors import ConfigError, QueueFull, RequestError
@@ -31,14 +33,17 @@ def test_each_is_the_answer_of_its_seed_and_they_share_the_prompts_pages(depth: 
 def test_submit_gives_a_request_for_each() -> None:
     """Each is streamed by itself, and cancelled by itself."""
     params = SamplingParams(9, temperature=1.0, seed=5)
-    with engine_on(WatchedDevice()) as engine:
+    device, go_on = WatchedDevice(), threading.Event()
+    with engine_on(device) as engine:
         found = engine.generate(PROMPTS[:1], params, n=3)
         requests = engine.submit(PROMPTS[0], params, n=3)
         streamed = [
             [token for event in request.iter() for token in event.token_ids] for request in requests
         ]
+        device.on_step = lambda: go_on.wait(20) and None
         endless = engine.submit(PROMPTS[0], SamplingParams(4000, ignore_eos=True), n=2)
         endless[0].cancel()
+        go_on.set()
         assert endless[0].result(30).finish_reason == "cancelled"
         endless[1].cancel()
         (only,) = engine.submit(PROMPTS[0], params, n=1)
