@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.constraints import from_allowed_ids
+from tests.engine.test_engine_models import held_behind_its_first_step
 from tests.engine.test_grammar import QUESTIONS, SCHEMAS, an_engine
 
 CLOSED = {"additionalProperties": False}
@@ -242,10 +244,10 @@ def test_an_automaton_larger_than_the_pool_is_the_hosts(narrow: LoadedModel) -> 
 
 def test_a_cancelled_request_lets_go_of_its_automaton(device: Engine) -> None:
     params = SamplingParams(30, min_tokens=30, regex="[a-z ]+")
-    first, second = (device.submit(prompt, params) for prompt in QUESTIONS[:2])
-    for _ in zip(range(3), first.iter(), strict=False):
-        pass
-    first.cancel()
+    steps = itertools.count()
+    with held_behind_its_first_step(device):
+        first, second = (device.submit(prompt, params) for prompt in QUESTIONS[:2])
+        device.listen(lambda output: next(steps) == 3 and first.cancel())
     assert first.result().finish_reason == "cancelled"
     assert second.result().finish_reason == "length"
     assert device.generate(["Hi."], SamplingParams(1))[0].error is None

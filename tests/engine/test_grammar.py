@@ -4,6 +4,7 @@ the same holds as where the host does.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import threading
@@ -21,6 +22,7 @@ from photon_ext.errors import RequestError
 from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.sampling import SamplingParams, from_allowed_ids, mask_threads
 from photon_ext.sampling.mask_threads import MaskThreads
+from tests.engine.test_engine_models import held_behind_its_first_step
 
 CITY = {"type": "string", "maxLength": 12}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -240,10 +242,10 @@ def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, narrow: LoadedM
 
 def test_a_cancelled_answer_leaves_the_others_alone(engine: Engine) -> None:
     params = SamplingParams(40, json_schema=SCHEMAS["call"])
-    first, second = (engine.submit(prompt, params) for prompt in QUESTIONS[:2])
-    for _ in zip(range(3), first.iter(), strict=False):
-        pass
-    first.cancel()
+    steps = itertools.count()
+    with held_behind_its_first_step(engine):
+        first, second = (engine.submit(prompt, params) for prompt in QUESTIONS[:2])
+        engine.listen(lambda output: next(steps) == 3 and first.cancel())
     assert first.result().finish_reason == "cancelled"
     jsonschema.validate(json.loads(second.result().text), SCHEMAS["call"])
 
