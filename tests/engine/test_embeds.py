@@ -213,7 +213,7 @@ def test_hazard_15_reused_places_show_nothing_of_their_last_holder(
         kept = [request.result(60) for request in requests[1::2]]
         for request in requests:
             request.result(60)
-        assert engine._scheduler._pager._embeds.free == 30
+    assert engine._scheduler._pager._embeds.free == 30
     assert tokens_of(kept) == [greedy(model[0], [image]) for image in images[1::2]]
 
 
