@@ -53,7 +53,7 @@ def tab(browser: Any, faults: list[str]) -> Iterator[Any]:
             faults.append(said.text)
 
     made = browser.new_page()
-    made.set_default_timeout(20_000)
+    made.set_default_timeout(60_000)
     made.on("pageerror", lambda error: faults.append(str(error)))
     made.on("console", hear)
     yield made

@@ -15,7 +15,7 @@ from tests.serve.http.stub import StubClient, busy
 from tests.serve.http.words import TEMPLATE, text_of
 from tests.serve.processes import Server, until
 
-expect.set_options(timeout=20_000)  # milliseconds
+expect.set_options(timeout=60_000)  # milliseconds
 HOSTILE = (
     "<img src=x onerror=\"document.title='run'\"> <script>document.title='run'</script>\n\n"
     "```html\n<svg onload=\"document.title='run'\">\n```\n\n[a](javascript:document.title='run')"
@@ -288,7 +288,7 @@ def test_a_real_engine_keeps_the_schema_and_gives_the_row_back(
         expect(tab.locator(".answer.busy .text")).not_to_be_empty()
         until(lambda: held(server) == 1)
         tab.get_by_role("button", name="Stop").click()
-        until(lambda: held(server) == 0, 5)
+        until(lambda: held(server) == 0)
         tab.goto("about:blank")
 
 
