@@ -101,7 +101,7 @@ def test_hazard_b1_a_frozen_engine_counts_as_dead(model: str) -> None:
 
 
 def test_hazard_b4_sigterm_lets_requests_end(model: str) -> None:
-    with Server(model) as server:
+    with Server(model, "--drain-timeout", "300") as server:
         stream, children = Stream(server, begins=False), all_children(server)
         stream.begin(30)  # which run for some seconds: a busy machine tells of the drain late
         server.process.terminate()
