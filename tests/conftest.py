@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -97,6 +97,23 @@ def _one_torch_thread() -> Iterator[None]:
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forms_have_time() -> Iterator[None]:
+    """On a busy machine one takes longer than an engine waits, and then the host keeps the form, or
+    it is refused, and what compiles it is in the way of those that come next.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if "numpy" not in MISSING:
+            from photon_ext.engine import compiled_grammar, deep_thread, grammar_compiler
+            from photon_ext.sampling.byte_automaton import AutomatonLimits
+
+            patient = partial(AutomatonLimits, seconds=60.0)
+            patch.setattr(grammar_compiler, "AutomatonLimits", patient)
+            patch.setattr(compiled_grammar, "_DEADLINE_S", 60.0)
+            patch.setattr(deep_thread, "BUSY_S", 60.0)
+        yield
 
 
 @pytest.fixture
