@@ -28,7 +28,7 @@ constexpr const char* name_of(LinearKernel kernel) {
 }
 
 constexpr int64_t kNarrowTokens = 8, kMidTokens = 64;  // of a launch, at most
-constexpr int64_t kStoredTokens = 16;                  // the same of a weight of fewer bits
+constexpr int64_t kStoredTokens = 32;                  // the same of a weight of fewer bits
 constexpr int64_t kHopperColumns = 64;                 // columns come in multiples of this
 constexpr int64_t kHopperOutputs = 8;       // and outputs, where they are added or of a batch
 constexpr int64_t kMaxNormColumns = 16384;  // that are normalized: the norm's weight, or a token,
@@ -144,7 +144,7 @@ inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& 
   if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
   if (is_batch_linear(p)) return {LinearKernel::kBatch};
   if (p.weight.format != WeightFormat::kDense)
-    return {LinearKernel::kNarrow, {p.tokens > kStoredTokens ? "in groups of 16 tokens" : nullptr}};
+    return {LinearKernel::kNarrow, {p.tokens > kStoredTokens ? "in groups of 32 tokens" : nullptr}};
   if (p.tokens <= kMidTokens) return {kernel_of_group(p.tokens)};
   const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
   if (p.epilogue == Epilogue::kAdd || has_workspace) return {LinearKernel::kLarge};

@@ -30,7 +30,8 @@ CONFIGS = {
     "fp8": ModelConfig(Family.QWEN3, 256, 2, 4, 2, 64, 384, 136),
     "int4": ModelConfig(Family.LLAMA, 512, 2, 4, 2, 64, 768, 136, qkv_bias=True),
 }
-TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(20)]
+ROWS = 20
+TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(ROWS)]
 
 
 @cache
@@ -55,7 +56,7 @@ def decoded(weights: DecoderWeights, form: str) -> DecoderWeights:
     return made
 
 
-def logits_of(decoder: Harness, rows: list[int], step: int = 20) -> torch.Tensor:
+def logits_of(decoder: Harness, rows: list[int], step: int = ROWS) -> torch.Tensor:
     """Of a decode token of each row behind its text, `step` rows at a time."""
     parts = [rows[i : i + step] for i in range(0, len(rows), step)]
     found = [
@@ -77,17 +78,17 @@ def test_fused_steps_of_stored_weights_are_as_near_to_float32_as_op_by_op(
     form: str, device: str
 ) -> None:
     config, weights = on(device, form)
-    numbers = Harness(CONFIGS[form], decoded(weights, form), rows=20)
-    exact = logits_of(filled(numbers), [*range(20)])
+    numbers = Harness(CONFIGS[form], decoded(weights, form), rows=ROWS)
+    exact = logits_of(filled(numbers), [*range(ROWS)])
     plain, ours = (
-        filled(Harness(config, weights, hopper=hopper, exact=True, rows=20))
+        filled(Harness(config, weights, hopper=hopper, exact=True, rows=ROWS))
         for hopper in (False, True)
     )
     if hopper_runs():
-        assert ours.decoder.plan.decode.of(20) is ExecutionMode.FUSED
-    rounded = (logits_of(plain, [*range(20)]).float() - exact).norm()
+        assert ours.decoder.plan.decode.of(ROWS) is ExecutionMode.FUSED
+    rounded = (logits_of(plain, [*range(ROWS)]).float() - exact).norm()
     assert rounded > 0
-    assert (logits_of(ours, [*range(20)]).float() - exact).norm() < 1.5 * rounded
+    assert (logits_of(ours, [*range(ROWS)]).float() - exact).norm() < 1.5 * rounded
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -96,7 +97,7 @@ def test_a_row_of_a_model_in_fewer_bits_has_the_same_bits_in_every_batch(
     form: str, device: str
 ) -> None:
     config, weights = on(device, form)
-    decoder = filled(Harness(config, weights, hopper=True, exact=True, rows=20))
-    together = logits_of(decoder, [*range(20)])
+    decoder = filled(Harness(config, weights, hopper=True, exact=True, rows=ROWS))
+    together = logits_of(decoder, [*range(ROWS)])
     for step in (1, 3, 9):
-        assert torch.equal(logits_of(decoder, [*range(20)], step), together)
+        assert torch.equal(logits_of(decoder, [*range(ROWS)], step), together)

@@ -10,11 +10,11 @@
 
 namespace photon::cuda::stream_linear {
 
-constexpr int kNarrowResidents = 2;   // the next kernel's ring fills while this one works
 constexpr int kMaxSplitRowTiles = 8;  // of a pair of CTAs: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
 
-// Shared memory of a CTA, where an SM is to hold two of them or one.
+// Shared memory of a CTA, where an SM is to hold two of them, so that the next kernel's ring fills
+// while this one works, or one.
 template <Epilogue kEpilogue>
 constexpr int shared_room(int residents) {
   if (residents == 1) return kOnlyBlock;
@@ -59,7 +59,7 @@ inline int even_passes(int all, int most) {
 }
 
 template <typename Size, Epilogue kEpilogue>
-__global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
+__global__ void __launch_bounds__(narrow::kThreads, Size::kResidents)
     narrow_kernel(const __grid_constant__ typename Size::Load::Params p) {
   if constexpr (kHopperCode) narrow::run_block<Size, kEpilogue>(p);
 }
@@ -69,7 +69,7 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
   using Load = typename Size::Load;
   using Layout = narrow::Layout<Size>;
   constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
-  constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
+  constexpr int kRoom = shared_room<kEpilogue>(Size::kResidents);
   constexpr int kMostPeerTiles = kMaxSplitRowTiles / kTileRowTiles;
   constexpr int kMostStageBytes =
       Load::kStageTiles * (Size::kTileBytes + (Load::kIsScaled ? narrow::kMostScaleBytes : 0));
@@ -77,6 +77,12 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
       kRoom - Layout(0, 0, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds).end >=
           2 * kMostStageBytes,
       "a stage is filled while the one after it is read");
+  if constexpr (Size::kCopiesX) {
+    constexpr int kBlocks = Size::kChunk / kKBlockColumns;
+    if (const int error =
+            make_row_tile_map(p.tokens_map, kBlocks, p.x, p.tokens, p.k, p.x_stride, Size::kTokens))
+      return error;
+  }
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
   const bool has_row_tiles =
       p.row_tiles_each + (p.row_tiles_extra > 0 ? 1 : 0) < tile_row_tiles<kEpilogue>(p);

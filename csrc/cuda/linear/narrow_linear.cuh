@@ -1,12 +1,12 @@
-// The Hopper linears for up to 8 tokens, and of weights of fewer bits for up to 16.
+// The Hopper linears for up to 8 tokens, and of weights of fewer bits for up to 32.
 //
 // Tensor copies bring the weights into a ring in shared memory. A stage of the ring is a tile of 16
 // rows by 512 columns of bfloat16, or half a tile where no CTA has more; of fewer bits it has 1024
-// columns, of int4 of two tiles. The CTA's eight warps request the stages by turns. Weights depend
-// on no other kernel, so that with a programmatic launch the ring is full when the kernel before
-// ends. Each warp multiplies one K block of every tile: the weights are the left operand of the
-// matrix instruction, the tokens the right one. At the end the sums of the eight warps are added up
-// in shared memory.
+// columns, of int4 at few tokens of two tiles. The CTA's eight warps request the stages by turns.
+// Weights depend on no other kernel, so that with a programmatic launch the ring is full when the
+// kernel before ends. Each warp multiplies one K block of every tile: the weights are the left
+// operand of the matrix instruction, the tokens the right one. At the end the sums of the eight
+// warps are added up in shared memory.
 //
 // A chain runs several of these kernels one after the other, each for a few microseconds. So their
 // code has to stay in the instruction cache together, and every dependent instruction between the
@@ -24,28 +24,7 @@ constexpr int kWarps = kKBlocks;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
                                    // most of the writers' banks apart
-constexpr int kPartialBytes = kWarps * kTokenTile * kPartialPitch * 4 * 3;  // three tiles
-
-// Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
-// with it.
-template <typename Size>
-struct Layout {
-  static constexpr int kTokens = Size::kTokens;
-
-  int ring, scales, gain, squares, old, peer, partial, barriers, end;
-
-  constexpr __host__ __device__ Layout(int ring_bytes, int scale_bytes, int peer_tiles, int k,
-                                       bool normalizes, bool adds)
-      : ring(0),
-        scales(ring + ring_bytes),
-        gain(scales + scale_bytes),
-        squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
-        old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
-        peer(old + (adds ? Size::kTiles * kTileRows * kTokens * 2 : 0)),
-        partial(peer + peer_tiles * kTileRows * kTokens * 4),
-        barriers(partial + kPartialBytes),
-        end(barriers + (2 * kMaxStages + 1) * static_cast<int>(sizeof(Barrier))) {}
-};
+constexpr int kXStages = 2;        // K chunks of x in shared memory, where tokens are many
 
 // How many tiles a pass has in registers, how many K chunks of x are on their way, of how many
 // eights of tokens, and how weights are loaded.
@@ -58,6 +37,38 @@ struct Size {
   static constexpr int kRowTileBytes = Load::kBlocks * kKBlockBytes;
   static constexpr int kTileBytes = 2 * kRowTileBytes;
   static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
+  // Where its K chunks come by tensor copies, no registers hold one ahead, and the CTA has its SM
+  // alone.
+  static constexpr bool kCopiesX = kTokenTiles > 2;
+  static constexpr int kResidents = kCopiesX ? 1 : 2;
+  static constexpr int kXBytes = kCopiesX ? kTokens * kChunk * 2 : 0;  // of a stage
+  static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
+      kWarps * kPartialPitch * 4 * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
+};
+
+// Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
+// with it.
+template <typename Size>
+struct Layout {
+  static constexpr int kTokens = Size::kTokens;
+
+  int ring, x, scales, gain, squares, old, peer, partial, barriers, end;
+
+  constexpr __host__ __device__ Layout(int ring_bytes, int scale_bytes, int peer_tiles, int k,
+                                       bool normalizes, bool adds)
+      : ring(0),
+        x(ring + ring_bytes),
+        scales(x + kXStages * Size::kXBytes),
+        gain(scales + scale_bytes),
+        squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
+        old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
+        peer(old + (adds ? Size::kTiles * kTileRows * kTokens * 2 : 0)),
+        partial(peer + peer_tiles * kTileRows * kTokens * 4),
+        barriers(partial + Size::kPartialBytes),
+        end(barriers + kBarriers * static_cast<int>(sizeof(Barrier))) {}
+
+  // Of the ring, that the peer's sums are there, and of x.
+  static constexpr int kBarriers = 2 * kMaxStages + 1 + (Size::kCopiesX ? 2 * kXStages : 0);
 };
 
 template <typename Size>
@@ -206,6 +217,66 @@ struct Filler {
   }
 };
 
+// Brings x to shared memory, a K chunk at a time for all warps, in each pass anew. Each warp in
+// turn requests one.
+template <typename Size>
+struct XFiller {
+  const Params& p;
+  unsigned char* at;
+  Barrier *full, *empty;
+  int first, k_chunks, left;  // first: the CTA's first K block; left: chunks of all passes to copy
+  int next = 0;               // that is copied next
+  int turn;                   // how many the other warps copy before
+  Stage stage;                // that is read next
+
+  __device__ XFiller(const Params& p, const CtaTiles& range, unsigned char* at, Barrier* barriers)
+      : p(p),
+        at(at),
+        full(barriers),
+        empty(barriers + kXStages),
+        first(range.column / kKBlockColumns),
+        k_chunks(k_chunks_of<Size>(range)),
+        left((range.tiles + p.pass_tiles - 1) / p.pass_tiles * k_chunks),
+        turn(threadIdx.x / kWarpSize) {}
+
+  __device__ void fill() {
+    Stage stage;
+#pragma unroll 1
+    for (int i = 0; i < kXStages; ++i, stage.advance(kXStages)) copy(stage);
+  }
+
+  __device__ const unsigned char* wait() const {
+    wait_barrier(&full[stage.index], stage.parity);
+    return at + stage.index * Size::kXBytes;
+  }
+
+  // This warp has read it, of which `loaded` is a part.
+  __device__ void release(uint32_t loaded) const {
+    __syncwarp();
+    if (threadIdx.x % kWarpSize == 0) arrive(&empty[stage.index], loaded);
+  }
+
+  // Fills what all warps have read, or will have read soon.
+  __device__ void refill() {
+    copy({stage.index, stage.parity ^ 1});
+    stage.advance(kXStages);
+  }
+
+ private:
+  // `to.parity`: as it will be read. The first round waits for nobody.
+  __device__ void copy(const Stage& to) {
+    if (left > 0 && turn == 0 && is_elected()) {
+      wait_barrier(&empty[to.index], to.parity ^ 1);
+      arrive_expecting(&full[to.index], Size::kXBytes);
+      copy_row_tile(at + to.index * Size::kXBytes, p.tokens_map, 0,
+                    first + next * (Size::kChunk / kKBlockColumns), &full[to.index], evict_last());
+    }
+    --left;
+    if (turn-- == 0) turn = kWarps - 1;
+    if (++next == k_chunks) next = 0;
+  }
+};
+
 // What a lane holds of one K chunk of x, by eights of tokens: of token `group` (lane / 4) the
 // columns of its warp's K block that Load says.
 template <typename Size>
@@ -292,7 +363,7 @@ struct Multiplier {
   // The sums of one pass over x.
   template <typename Filler>
   __device__ void run(XKChunk<Size> (&x)[kAhead], const Pass& pass, Filler& filler,
-                      const Stamps& stamps) {
+                      XFiller<Size>& x_filler, const Stamps& stamps) {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) squares[t][0] = squares[t][1] = 0.0f;
 #pragma unroll
@@ -303,6 +374,12 @@ struct Multiplier {
     }
 #pragma unroll 1
     for (int k_chunk = 0; k_chunk < k_chunks; ++k_chunk) {
+      if constexpr (Size::kCopiesX) {
+        read(x[0], x_filler);
+        add_k_chunk(x[0], k_chunk, pass, filler, stamps);
+        x_filler.refill();
+        continue;
+      }
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
 #pragma unroll
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
@@ -324,6 +401,25 @@ struct Multiplier {
 #pragma unroll
       for (int h = 0; h < kVectors; ++h) x.v[t][h] = Load::load_x(is_inside, from + h * 32);
     }
+  }
+
+  // What load() has, where x lies in shared memory: tokens that are not there are zeros.
+  __device__ void read(XKChunk<Size>& x, const XFiller<Size>& x_filler) const {
+    constexpr int kRowBytes = 2 * kKBlockColumns;
+    const unsigned char* from =
+        x_filler.wait() + group * kRowBytes +
+        warp * (Load::kColumns / kKBlockColumns) * Size::kTokens * kRowBytes;
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int h = 0; h < kVectors; ++h) {
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        const int row = h / kHalves * Size::kTokens + t * kTokenTile;
+        x.v[t][h] = Load::read_x(from + row * kRowBytes, group, h % kHalves, thread);
+        loaded |= x.v[t][h].w;
+      }
+    }
+    x_filler.release(loaded & zero);
   }
 
   // From x as it was loaded to what instructions take.
@@ -438,38 +534,53 @@ struct Multiplier {
     }
   }
 
-  // To the sums of tile m: each group from zero, by one fma.
+  // To the sums of tile m: those of a K block, scaled by one fma where it has one group, else
+  // group after group.
   __device__ void add_scaled(int m, const uint32_t (&w)[Load::kMatrices][4],
                              const TileScales<Load>& tile_scales, const XKChunk<Size>& x) {
-    constexpr int kGroups = Load::kGroups, kEach = kVectors / kGroups;
-    float products[kGroups][kTokenTiles][4] = {};
+    constexpr int kGroups = Load::kGroups;
+    float block[kTokenTiles][4] = {};
+    if constexpr (kGroups == 1) {
+      add_group(block, 0, w, tile_scales, x);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      add_products(products[i], w, x, i * kEach, (i + 1) * kEach);
-      if constexpr (Load::kHasZeros) {
-#pragma unroll
-        for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            products[i][t][j] =
-                fmaf(-tile_scales.excess[i][j / 2], x_sums[i][t][j % 2], products[i][t][j]);
-          }
-        }
+      for (int i = 0; i < kGroups; ++i) {
+        float products[kTokenTiles][4] = {};
+        add_group(products, i, w, tile_scales, x);
+        add_times(block, products, tile_scales.of[i]);
       }
     }
 #pragma unroll
     for (int at = 0; at < kTiles; ++at) {
       if (at != m) continue;
+      constexpr float kOnes[] = {1.0f, 1.0f};
+      add_times(sums[at], block, kGroups == 1 ? tile_scales.of[0] : kOnes);
+    }
+  }
+
+  // The products of a group of columns, less what its numbers are too large by.
+  __device__ void add_group(float (&to)[kTokenTiles][4], int i,
+                            const uint32_t (&w)[Load::kMatrices][4],
+                            const TileScales<Load>& tile_scales, const XKChunk<Size>& x) const {
+    constexpr int kEach = kVectors / Load::kGroups;
+    add_products(to, w, x, i * kEach, (i + 1) * kEach);
+    if constexpr (Load::kHasZeros) {
 #pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
+      for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-        for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            sums[at][t][j] = fmaf(tile_scales.of[i][j / 2], products[i][t][j], sums[at][t][j]);
-          }
-        }
+        for (int j = 0; j < 4; ++j)
+          to[t][j] = fmaf(-tile_scales.excess[i][j / 2], x_sums[i][t][j % 2], to[t][j]);
       }
+    }
+  }
+
+  // `scales`: of the lane's two rows.
+  __device__ static void add_times(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
+                                   const float (&scales)[2]) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) to[t][j] = fmaf(scales[j / 2], what[t][j], to[t][j]);
     }
   }
 };
@@ -496,15 +607,15 @@ struct Finish {
   // which has room for many tiles.
   __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass,
                       const Output<kEpilogue>& output) const {
-    const int most_bits = kTokens <= kTokenTile || active <= kTokenTile ? 3 : 4;
+    const int most_bits = kTokens <= kTokenTile || active <= kTokenTile ? 3 : active <= 16 ? 4 : 5;
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : most_bits;
     const int slot = kWarps * kPartialPitch << column_bits;
     const bool uses_ring =
-        pass.count * slot * 4 > kPartialBytes && pass.first + pass.count == tiles;
+        pass.count * slot * 4 > Size::kPartialBytes && pass.first + pass.count == tiles;
     float* const partials = place<float>(uses_ring ? at.ring : at.partial);
-    const int at_once =
-        (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / (kWarps * kPartialPitch * 4) >>
-        column_bits;
+    const int at_once = (uses_ring ? p.stages * p.stage_bytes : Size::kPartialBytes) /
+                            (kWarps * kPartialPitch * 4) >>
+                        column_bits;
     const unsigned g = threadIdx.x % kRowTileRows, tokens = 1u << column_bits;
     if (pass.first > 0 || uses_ring)
       __syncthreads();  // all have read what the pass before left, and the ring
@@ -571,6 +682,9 @@ __device__ void begin_block(const Params& p, const Layout<Size>& at, const Ring&
     init_barrier(&ring.empty[i], kWarps);
   }
   if (i == 0) init_barrier(arrived, 1);
+  if constexpr (Size::kCopiesX) {
+    if (i < 2 * kXStages) init_barrier(arrived + 1 + i, i < kXStages ? 1 : kWarps);
+  }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
@@ -627,12 +741,18 @@ __device__ void run_block(const typename Size::Load::Params& p) {
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(p, range, ring, shared + at.scales, shared + at.gain,
                                            active);
+  XFiller<Size> x_filler(p, range, shared + at.x, arrived + 1);
   XKChunk<Size> x[Size::kAhead];
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
-  multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop
-                        // comes before it
+  if constexpr (Size::kCopiesX) {
+    fence_async_global();  // x is read by copies
+    x_filler.fill();
+  } else {
+    multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop
+                          // comes before it
+  }
   stamps.at(Point::kWaited);
 
   Pass pass = pass_from(0, p.pass_tiles, range.tiles);
@@ -643,13 +763,13 @@ __device__ void run_block(const typename Size::Load::Params& p) {
       if (pass.first > 0) __syncthreads();  // what out held has been read
       output.fetch_old(old, pass.count, active, kThreads);
     }
-    multiplier.run(x, pass, filler, stamps);
+    multiplier.run(x, pass, filler, x_filler, stamps);
     stamps.at(Point::kSummed);
     finish.run(multiplier, pass, output);
     stamps.at(Point::kStored);
     pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
     if (pass.count <= 0) return;
-    multiplier.start(x);
+    if constexpr (!Size::kCopiesX) multiplier.start(x);
   }
 }
 

@@ -107,6 +107,15 @@ struct Fp8Load {
     const uint2 high = load_fresh_if(is_there, reinterpret_cast<const uint2*>(from + 16));
     return make_uint4(low.x, low.y, high.x, high.y);
   }
+  // The same of a token's 64 columns in shared memory, of that half of them, where its vectors lie
+  // as row_tile_map.cuh says.
+  __device__ static uint4 read_x(const unsigned char* row, int swizzle, int half, int thread) {
+    const int vector = half * 4 + thread / 2, within = thread % 2 * 8;
+    const uint2 low = *reinterpret_cast<const uint2*>(row + (vector ^ swizzle) * 16 + within);
+    const uint2 high =
+        *reinterpret_cast<const uint2*>(row + ((vector + 2) ^ swizzle) * 16 + within);
+    return make_uint4(low.x, low.y, high.x, high.y);
+  }
   __device__ static uint4 load_gains(const unsigned char* from) {
     const uint2 low = *reinterpret_cast<const uint2*>(from);
     const uint2 high = *reinterpret_cast<const uint2*>(from + 32);
@@ -139,11 +148,12 @@ struct Fp8Load {
 
 // Four bits, with scales of two bytes for groups of 128 / kGroups columns, or of fewer columns
 // where kGroups is 4: then twice as many K slices as groups have the same.
-template <int kGroups_>
+template <int kGroups_, int kStageTiles_>
 struct Int4Load {
   using Params = StoredParams;
   static constexpr bool kIsScaled = true, kHasZeros = true;
-  static constexpr int kColumns = 128, kBlocks = kKBlocks / 2, kStageTiles = 2, kMatrices = 2;
+  static constexpr int kColumns = 128, kBlocks = kKBlocks / 2, kMatrices = 2;
+  static constexpr int kStageTiles = kStageTiles_;
   static constexpr int kLaneColumns = 8;
   static constexpr int kGroups = kGroups_;
 
@@ -155,6 +165,9 @@ struct Int4Load {
 
   __device__ static uint4 load_x(bool is_there, const Bf16* from) {
     return DenseLoad::load_x(is_there, from);
+  }
+  __device__ static uint4 read_x(const unsigned char* row, int swizzle, int half, int thread) {
+    return *reinterpret_cast<const uint4*>(row + ((half * 4 + thread) ^ swizzle) * 16);
   }
   __device__ static uint4 load_gains(const unsigned char* from) {
     return DenseLoad::load_gains(from);

@@ -30,12 +30,14 @@ StoredScales scales_of(const Weight& w, int k_chunk) {
   return stored;
 }
 
-// `p` describes all tokens; they go in groups.
-template <typename Load, Epilogue kEpilogue>
+// `p` describes all tokens; they go in groups. `MoreLoad`: that of more than 8.
+template <typename Load, typename MoreLoad, Epilogue kEpilogue>
 int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
-  // Registers have room for the sums of many tiles of 8 tokens, or of fewer of 16.
+  // Registers have room for the sums of many tiles of 8 tokens, or of fewer of 16 and 32.
   using Few = narrow::Size<kEpilogue == Epilogue::kAdd ? 4 : 10, 2, 1, Load>;
-  using More = narrow::Size<4, 1, 2, Load>;
+  using More = narrow::Size<4, 1, 2, MoreLoad>;
+  using Most = narrow::Size<kEpilogue == Epilogue::kAdd ? 4 : 6, 1, 4, MoreLoad>;
+  static_assert(Most::kTokens == kStoredTokens);
   const int tokens = p.tokens, k_chunk = Few::kChunk, sms = cuda::sms();
   p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, sms, k_chunk) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, k_chunk), p.split)) * k_chunk;
@@ -46,9 +48,10 @@ int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
     return error;
   for (; p.first_token < tokens; p.first_token += kStoredTokens) {
     p.tokens = std::min<int>(tokens - p.first_token, kStoredTokens);
-    const int error = p.tokens <= Few::kTokens
-                          ? launch_narrow<Few, kEpilogue>(p, blocks, op.pdl, stream)
-                          : launch_narrow<More, kEpilogue>(p, blocks, op.pdl, stream);
+    const int error =
+        p.tokens <= Few::kTokens    ? launch_narrow<Few, kEpilogue>(p, blocks, op.pdl, stream)
+        : p.tokens <= More::kTokens ? launch_narrow<More, kEpilogue>(p, blocks, op.pdl, stream)
+                                    : launch_narrow<Most, kEpilogue>(p, blocks, op.pdl, stream);
     if (error) return error;
     p.x += kStoredTokens * static_cast<int64_t>(p.x_stride);
     p.out += kStoredTokens * static_cast<int64_t>(p.out_stride);
@@ -56,12 +59,13 @@ int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
   return cudaSuccess;
 }
 
-template <typename Load>
+template <typename Load, typename MoreLoad>
 int launch_op(const LinearParams& op, void* stream) {
   StoredParams p{};
   static_cast<Params&>(p) = params_of(op);
-  return op.epilogue == Epilogue::kAdd ? launch_groups<Load, Epilogue::kAdd>(p, op, stream)
-                                       : launch_groups<Load, Epilogue::kStore>(p, op, stream);
+  return op.epilogue == Epilogue::kAdd
+             ? launch_groups<Load, MoreLoad, Epilogue::kAdd>(p, op, stream)
+             : launch_groups<Load, MoreLoad, Epilogue::kStore>(p, op, stream);
 }
 
 }  // namespace
@@ -69,9 +73,10 @@ int launch_op(const LinearParams& op, void* stream) {
 
 int run_narrow_stored(const LinearParams& op, void* stream) {
   using namespace stream_linear;
-  if (op.weight.format == WeightFormat::kFp8) return launch_op<Fp8Load>(op, stream);
-  return op.weight.scales.columns < kScaleBlock ? launch_op<Int4Load<4>>(op, stream)
-                                                : launch_op<Int4Load<1>>(op, stream);
+  if (op.weight.format == WeightFormat::kFp8) return launch_op<Fp8Load, Fp8Load>(op, stream);
+  return op.weight.scales.columns < kScaleBlock
+             ? launch_op<Int4Load<4, 2>, Int4Load<4, 1>>(op, stream)
+             : launch_op<Int4Load<1, 2>, Int4Load<1, 1>>(op, stream);
 }
 
 }  // namespace photon::cuda
