@@ -30,6 +30,7 @@ constexpr int kXStages = 2;        // K chunks of x in shared memory, where toke
 // eights of tokens, and how weights are loaded.
 template <int kTiles_, int kAhead_, int kTokenTiles_ = 1, typename Load_ = DenseLoad>
 struct Size {
+  static_assert(kTiles_ % Load_::kStageTiles == 0);
   using Load = Load_;
   static constexpr int kTiles = kTiles_, kAhead = kAhead_, kTokenTiles = kTokenTiles_;
   static constexpr int kTokens = kTokenTiles * kTokenTile;
@@ -507,70 +508,82 @@ struct Multiplier {
     filler.refill(stage);
     stage.advance(ring.stages);
     if constexpr (Load::kIsScaled) {
-#pragma unroll
-      for (int s = 0; s < kStageTiles; ++s) {
-        if (s > 0 && m + s >= pass.count) break;
-        add_scaled(m + s, w[s], tile_scales[s], x);
-      }
+      add_scaled(m, w, tile_scales, x);
     } else {
-      add_products(sums[m], w[0], x, 0, kVectors);
+#pragma unroll
+      for (int d = 0; d < 2 * kVectors; ++d) add_products(sums[m], w[0], x, d);
     }
   }
 
-  // Of the columns of so many vectors of x.
+  // Of one instruction's columns, for all tokens.
   __device__ static void add_products(float (&to)[kTokenTiles][4],
                                       const uint32_t (&w)[Load::kMatrices][4],
-                                      const XKChunk<Size>& x, int first, int end) {
+                                      const XKChunk<Size>& x, int depth) {
+    uint32_t a[4];
+    Load::decode(w, depth, a);
 #pragma unroll
-    for (int d = 2 * first; d < 2 * end; ++d) {
-      uint32_t a[4];
-      Load::decode(w, d, a);
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        const uint4 v = x.v[t][d / 2];
-        if (d % 2 == 0) multiply_bf16(to[t], a, {v.x, v.y});
-        if (d % 2 == 1) multiply_bf16(to[t], a, {v.z, v.w});
-      }
+    for (int t = 0; t < kTokenTiles; ++t) {
+      const uint4 v = x.v[t][depth / 2];
+      if (depth % 2 == 0) multiply_bf16(to[t], a, {v.x, v.y});
+      if (depth % 2 == 1) multiply_bf16(to[t], a, {v.z, v.w});
     }
   }
 
-  // To the sums of tile m: those of a K block, scaled by one fma where it has one group, else
-  // group after group.
-  __device__ void add_scaled(int m, const uint32_t (&w)[Load::kMatrices][4],
-                             const TileScales<Load>& tile_scales, const XKChunk<Size>& x) {
-    constexpr int kGroups = Load::kGroups;
-    float block[kTokenTiles][4] = {};
+  // To the sums of tile m and those that follow it in its stage: those of a K block, scaled by one
+  // fma where it has one group, else group after group. What a stage does not hold adds to sums
+  // that nobody reads.
+  __device__ void add_scaled(int m, const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
+                             const TileScales<Load> (&tile_scales)[Load::kStageTiles],
+                             const XKChunk<Size>& x) {
+    constexpr int kGroups = Load::kGroups, kStageTiles = Load::kStageTiles;
+    float blocks[kStageTiles][kTokenTiles][4] = {};
     if constexpr (kGroups == 1) {
-      add_group(block, 0, w, tile_scales, x);
+      add_group(blocks, 0, w, tile_scales, x);
     } else {
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
-        float products[kTokenTiles][4] = {};
+        float products[kStageTiles][kTokenTiles][4] = {};
         add_group(products, i, w, tile_scales, x);
-        add_times(block, products, tile_scales.of[i]);
+#pragma unroll
+        for (int s = 0; s < kStageTiles; ++s)
+          add_times(blocks[s], products[s], tile_scales[s].of[i]);
       }
     }
+    constexpr float kOnes[] = {1.0f, 1.0f};
 #pragma unroll
-    for (int at = 0; at < kTiles; ++at) {
+    for (int at = 0; at < kTiles; at += kStageTiles) {
       if (at != m) continue;
-      constexpr float kOnes[] = {1.0f, 1.0f};
-      add_times(sums[at], block, kGroups == 1 ? tile_scales.of[0] : kOnes);
+#pragma unroll
+      for (int s = 0; s < kStageTiles; ++s)
+        add_times(sums[at + s], blocks[s], kGroups == 1 ? tile_scales[s].of[0] : kOnes);
     }
   }
 
-  // The products of a group of columns, less what its numbers are too large by.
-  __device__ void add_group(float (&to)[kTokenTiles][4], int i,
-                            const uint32_t (&w)[Load::kMatrices][4],
-                            const TileScales<Load>& tile_scales, const XKChunk<Size>& x) const {
-    constexpr int kEach = kVectors / Load::kGroups;
-    add_products(to, w, x, i * kEach, (i + 1) * kEach);
+  // The products of a group of columns, tiles side by side, less what their numbers are too large
+  // by.
+  __device__ void add_group(float (&to)[Load::kStageTiles][kTokenTiles][4], int i,
+                            const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
+                            const TileScales<Load> (&tile_scales)[Load::kStageTiles],
+                            const XKChunk<Size>& x) const {
+    constexpr int kEach = 2 * kVectors / Load::kGroups;
+#pragma unroll
+    for (int d = i * kEach; d < (i + 1) * kEach; ++d) {
+#pragma unroll
+      for (int s = 0; s < Load::kStageTiles; ++s) add_products(to[s], w[s], x, d);
+    }
     if constexpr (Load::kHasZeros) {
 #pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
+      for (int s = 0; s < Load::kStageTiles; ++s) take_excess(to[s], i, tile_scales[s]);
+    }
+  }
+
+  __device__ void take_excess(float (&from)[kTokenTiles][4], int i,
+                              const TileScales<Load>& tile_scales) const {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-          to[t][j] = fmaf(-tile_scales.excess[i][j / 2], x_sums[i][t][j % 2], to[t][j]);
-      }
+    for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        from[t][j] = fmaf(-tile_scales.excess[i][j / 2], x_sums[i][t][j % 2], from[t][j]);
     }
   }
 
