@@ -17,7 +17,7 @@ CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab \
 # do are marked.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py batch_attention.py batch_linear.py \
 	chunk_attention.py embedding.py errors.py balanced_attention.py fused_linear.py linear.py \
-	mixed_attention.py mlp.py norm.py opcheck.py filter.py minimum_tokens.py logprobs.py \
+	fp8_kv.py mixed_attention.py mlp.py norm.py opcheck.py filter.py minimum_tokens.py logprobs.py \
 	penalties.py lora.py lora_link.py automata.py narrow_stored.py sample.py split_attention.py \
 	step.py stored_linear.py)
 SEEDS ?= 2

@@ -51,6 +51,7 @@ SLOWEST = (
     "linear_tile.cu",
     "linear_tile_norm.cu",
     "attention.cu",
+    "fp8_attention.cu",
     "chunk_attention.cu",
     "split_attention.cu",
     "sample_bf16.cu",

@@ -302,8 +302,11 @@ def plan_decode_attention(
     head_dim: int,
     page_size: int,
     batch: bool = False,
+    fp8_kv: bool = False,
 ) -> tuple[str, str | None]:
-    """The same of ``fused_attention_decode_into``. ValueError: there is no such dtype."""
+    """The same of ``fused_attention_decode_into``; `fp8_kv`: keys and values have scales.
+    ValueError: there is no such dtype.
+    """
 
 def plan_paged_attention(
     gpu: Gpu,
@@ -314,6 +317,7 @@ def plan_paged_attention(
     head_dim: int,
     page_size: int,
     workspace: bool = True,
+    fp8_kv: bool = False,
 ) -> tuple[str, str | None]:
     """The same of ``paged_attention_into``. ValueError: there is no such dtype."""
 

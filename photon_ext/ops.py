@@ -19,7 +19,8 @@ on, row 0 is padding. :mod:`photon_ext.layout` says what each column and flag me
 SegmentFlag, RowColumn, Count and RecordFlag.
 
 All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call,
-but for cos/sin tables, scales and a workspace, which are float32, and for weights with scales.
+but for cos/sin tables, scales and a workspace, which are float32, and for weights and caches with
+scales.
 Integer tensors, vectors and cos/sin tables are contiguous; all others have neighbouring elements in
 the last dimension and free strides before it, where no more is said. T = 0 is fine everywhere. All
 of it is for inference: no gradient is recorded, and the functionals refuse tensors that ask for one
@@ -1045,12 +1046,14 @@ def rope_append_kv_(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     counts: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """Rotates q in place, and writes rotated k and plain v to each live token's place in the row's
     pages.
 
     The rotation pairs element i with i + head_dim / 2 (HF's Llama; Su et al., "RoFormer", 2021), in
-    float32.
+    float32. With `kv_scale` keys and values are stored in fp8: each head of a token, rounded to the
+    dtype of q first, is divided by a scale of its own, its largest magnitude / 448.
 
     A token's place is its position in the pages of its row. A token that is dead, or whose position
     is beyond the cos/sin tables, is left as it is; one whose row, position or page its tables do
@@ -1076,9 +1079,13 @@ def rope_append_kv_(
             leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
             and they write no key or value. The portable kernel runs then; the Hopper one takes the
             decode tokens alone, as slices. None: all T tokens are this call's.
+        kv_scale: float32 [pages, 2, kv heads, page size], contiguous, updated: the scales of
+            caches in float8_e4m3fn, of keys and then of values; for a contiguous [B, H, L, D]
+            cache that is [B, 2, H, L]. None: caches are of the dtype of q.
     """
     _rope_append_kv(
-        q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps, counts
+        *(q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps),
+        *(counts, kv_scale),
     )
 
 
@@ -1095,6 +1102,7 @@ def paged_attention_into(
     counts: Tensor | None = None,
     workspace: Tensor | None = None,
     pdl: bool = False,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
     softmax in float32.
@@ -1138,10 +1146,11 @@ def paged_attention_into(
         pdl: that kernel may start while those before it still run, and read decode_meta, counts and
             the page table: as in :func:`norm_linear_into`, none of them may write these. Everywhere
             else it changes nothing.
+        kv_scale: as in :func:`rope_append_kv_`; then no Hopper kernel runs.
     """
     _paged_attention(
         *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),
-        *(workspace, pdl),
+        *(workspace, pdl, kv_scale),
     )
 
 
@@ -1154,11 +1163,15 @@ def paged_attention(
     page_table: Tensor | None,
     scale: float,
     hopper: bool = False,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """:func:`paged_attention_into` a new contiguous [T, q heads, head_dim]."""
     _refuse_gradients("paged_attention", q, k_cache, v_cache)
     out = q.new_empty(q.shape)
-    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper)
+    _paged_attention(
+        *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper),
+        kv_scale=kv_scale,
+    )
     return out
 
 
@@ -1182,6 +1195,7 @@ def fused_attention_decode_into(
     pdl: bool = False,
     counts: Tensor | None = None,
     batch: bool = False,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for tokens of distinct rows;
     q stays as it is.
@@ -1224,6 +1238,7 @@ def fused_attention_decode_into(
             pages of whole runs of 16 positions and 16-byte vectors in q, k and v, run a kernel that
             is faster, and whose order of summation depends on how many tokens there are and how
             long the others are, too. Everywhere else it changes nothing.
+        kv_scale: as in :func:`rope_append_kv_`, updated; then no Hopper kernel runs.
     """
     _fused_attention_decode(
         *(
@@ -1246,6 +1261,7 @@ def fused_attention_decode_into(
             pdl,
             counts,
             batch,
+            kv_scale,
         )
     )
 

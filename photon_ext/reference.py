@@ -46,6 +46,7 @@ from photon_ext.weight import Weight
 
 _INT32_MAX = 2**31 - 1
 _U32 = 0xFFFFFFFF
+FP8_MOST = 448.0  # of float8_e4m3fn
 
 
 # --- step: the head and the tail ------------------------------------------------------------------
@@ -1058,6 +1059,45 @@ def _places(
     return pages.where((pages >= 0) & (pages < num_pages), NO_PAGE), positions % page_size
 
 
+def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Heads [..., head_dim] as keys and values in fp8: float8_e4m3fn of the same shape, and the
+    scales of the heads, float32 [...]: the largest magnitude / 448.
+    """
+    wide = x.float()
+    scale = wide.abs().amax(-1) / FP8_MOST
+    numbers = (wide / scale[..., None]).where(scale[..., None] != 0, 0.0)
+    return numbers.clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn), scale
+
+
+def dequantize_heads(codes: Tensor, scale: Tensor) -> Tensor:
+    """The numbers that quantize_heads() stored, float32 [..., head_dim]."""
+    return codes.float() * scale[..., None]
+
+
+def _put_heads(
+    cache: Tensor, kv_scale: Tensor | None, which: int, place: tuple[Tensor, Tensor], heads: Tensor
+) -> None:
+    """A token's heads into its place; `which`: 0 keys, 1 values."""
+    if kv_scale is None:
+        cache[place] = heads
+        return
+    codes, scale = quantize_heads(heads)
+    page, token = place
+    cache.view(torch.uint8)[place] = codes.view(torch.uint8)
+    kv_scale[page, which, :, token] = scale
+
+
+def _heads_at(
+    cache: Tensor, kv_scale: Tensor | None, which: int, places: tuple[Tensor, Tensor]
+) -> Tensor:
+    """[positions, KV heads, head_dim], wide."""
+    if kv_scale is None:
+        return _wide(cache[places])
+    codes = cache.view(torch.uint8)[places].view(cache.dtype)
+    pages, tokens = places
+    return dequantize_heads(codes, kv_scale[pages, which, :, tokens])
+
+
 def _decode_tokens(counts: Tensor | None, otherwise: int) -> int:
     """How many leading tokens of a step are decode tokens; `otherwise` without counts."""
     return otherwise if counts is None else max(0, int(counts[Count.DECODE_TOKENS]))
@@ -1087,6 +1127,7 @@ def rope_append_kv_(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     counts: Tensor | None = None,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.rope_append_kv_`: q is updated, and both caches at the live tokens'
     places; cos and sin may be float64.
@@ -1103,8 +1144,9 @@ def rope_append_kv_(
         q[token_index] = _rotate(q[token_index], q_norm, *angles, eps)
         if page == NO_PAGE:
             continue
-        k_cache[page, tokens[position]] = _rotate(k[token_index], k_norm, *angles, eps)
-        v_cache[page, tokens[position]] = v[token_index]
+        place, key = (page, tokens[position]), _rotate(k[token_index], k_norm, *angles, eps)
+        _put_heads(k_cache, kv_scale, 0, place, key)
+        _put_heads(v_cache, kv_scale, 1, place, v[token_index])
 
 
 def paged_attention(
@@ -1116,6 +1158,7 @@ def paged_attention(
     page_table: Tensor | None,
     scale: float,
     hopper: bool = False,
+    kv_scale: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.paged_attention`: a new tensor of the shape and dtype of q.
 
@@ -1131,10 +1174,12 @@ def paged_attention(
         pages, tokens = _places(decode_meta, page_table, k_cache, token_index)
         places = pages[pages != NO_PAGE], tokens[pages != NO_PAGE]
         # [positions, q heads, head_dim]
-        keys = _wide(k_cache[places]).repeat_interleave(group, dim=1)
-        values = _wide(v_cache[places]).repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,lhd->hl", _wide(q[token_index]), keys) * scale
-        out[token_index] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values).to(q.dtype)
+        keys = _heads_at(k_cache, kv_scale, 0, places).repeat_interleave(group, dim=1)
+        values = _heads_at(v_cache, kv_scale, 1, places).repeat_interleave(group, dim=1)
+        query = _wide(q[token_index])
+        scores = torch.einsum("hd,lhd->hl", query, keys.to(query.dtype)) * scale
+        weights = scores.softmax(-1)
+        out[token_index] = torch.einsum("hl,lhd->hd", weights, values.to(query.dtype)).to(q.dtype)
     return out
 
 
@@ -1151,6 +1196,7 @@ def paged_attention_into(
     counts: Tensor | None = None,
     workspace: Tensor | None = None,
     pdl: bool = False,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`,
     but for the decode tokens that counts tell. `workspace` and `pdl` change nothing.
@@ -1158,7 +1204,7 @@ def paged_attention_into(
     del workspace, pdl
     own = slice(_decode_tokens(counts, 0), None)
     out[own] = paged_attention(
-        q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper
+        q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper, kv_scale
     )
 
 
@@ -1182,6 +1228,7 @@ def fused_attention_decode_into(
     pdl: bool = False,
     counts: Tensor | None = None,
     batch: bool = False,
+    kv_scale: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the
     live tokens' places, both of the decode tokens alone that counts tell.
@@ -1192,12 +1239,13 @@ def fused_attention_decode_into(
     del workspace, hopper, pdl, batch  # the order of sums, and where kernels keep them
     own = slice(_decode_tokens(counts, len(q)))
     out, rotated, k, v, decode_meta = out[own], q[own].clone(), k[own], v[own], decode_meta[own]
+    caches = k_cache, v_cache, decode_meta
     rope_append_kv_(
-        rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps
+        *(rotated, k, v, *caches, page_table, cos, sin, q_norm, k_norm, eps), kv_scale=kv_scale
     )
     no_segments = decode_meta.new_empty(0, 4)
     paged_attention_into(
-        out, rotated, k_cache, v_cache, decode_meta, no_segments, page_table, scale
+        *(out, rotated, *caches, no_segments, page_table, scale), kv_scale=kv_scale
     )
     for token_index in range(len(rotated)):
         position = int(decode_meta[token_index, Meta.POSITION])

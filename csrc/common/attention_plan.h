@@ -58,10 +58,16 @@ constexpr bool has_split_head_dim(int64_t head_dim) {
   return head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
 }
 
+constexpr const char* kFp8Kv = "keys and values are fp8, which the portable kernels alone read";
+
 inline bool has_cache_vectors(const KvCache& c, DType dtype) {
-  return are_vector_aligned(c.k, c.v) &&
-         are_whole_vectors(dtype, c.k_page_stride, c.k_token_stride, c.k_head_stride,
-                           c.v_page_stride, c.v_token_stride, c.v_head_stride);
+  const int64_t size = kv_element_size(c, dtype);
+  const int64_t strides[] = {c.k_page_stride, c.k_token_stride, c.k_head_stride,
+                             c.v_page_stride, c.v_token_stride, c.v_head_stride};
+  for (const int64_t stride : strides) {
+    if (stride * size % kVectorBytes != 0) return false;
+  }
+  return are_vector_aligned(c.k, c.v);
 }
 
 // --- what tensor copies and 32-bit indices take --------------------------------------------------
@@ -109,6 +115,7 @@ inline bool has_split_indices(const FusedAttentionDecodeParams& p) {
 inline Unsupported split_attention_unsupported(const FusedAttentionDecodeParams& p,
                                                const Gpu& gpu) {
   if (const Unsupported device = hopper_unsupported(gpu)) return device;
+  if (p.cache.scales != nullptr) return {kFp8Kv};
   if (p.dtype != DType::kBF16) return {kNotBf16};
   if (!has_split_head_dim(p.head_dim)) return {kHeadDims, p.head_dim};
   if (p.workspace == nullptr) return {"there is no workspace"};
@@ -149,6 +156,7 @@ inline KernelChoice<AttentionKernel> plan_attention(const FusedAttentionDecodePa
 // Why chunk attention does not take it, which runs on GPUs from 8.0 on.
 inline Unsupported chunk_attention_unsupported(const PagedAttentionParams& p, const Gpu& gpu) {
   if (gpu.major < 8) return {"the device's compute capability is below 8.0"};
+  if (p.cache.scales != nullptr) return {kFp8Kv};
   if (p.dtype != DType::kBF16) return {kNotBf16};
   const bool is_aligned =
       are_vector_aligned(p.out, p.q) && has_cache_vectors(p.cache, p.dtype) &&

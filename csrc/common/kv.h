@@ -28,6 +28,11 @@ PHOTON_HOST_DEVICE inline int32_t kv_len(const KvCache& cache, const Token& toke
   return token.length < capacity ? token.length : static_cast<int32_t>(capacity);
 }
 
+// Bytes of an element of keys and values.
+PHOTON_HOST_DEVICE inline int64_t kv_element_size(const KvCache& cache, DType dtype) {
+  return cache.scales != nullptr ? 1 : size_of(dtype);
+}
+
 struct KvPlace {
   int32_t page, token;  // page < 0: there is no such place
 
@@ -36,6 +41,12 @@ struct KvPlace {
   }
   PHOTON_HOST_DEVICE int64_t v_offset(const KvCache& c, int64_t head) const {
     return page * c.v_page_stride + token * c.v_token_stride + head * c.v_head_stride;
+  }
+  PHOTON_HOST_DEVICE int64_t k_scale_offset(const KvCache& c, int64_t head) const {
+    return (2 * c.scale_heads * page + head) * c.page_size + token;
+  }
+  PHOTON_HOST_DEVICE int64_t v_scale_offset(const KvCache& c, int64_t head) const {
+    return k_scale_offset(c, c.scale_heads + head);
   }
 };
 

@@ -151,6 +151,10 @@ struct KvCache {
   int64_t num_pages, page_size, rows, pages_per_row;
   int64_t k_page_stride, k_token_stride, k_head_stride;
   int64_t v_page_stride, v_token_stride, v_head_stride;
+  // null: keys and values are of the op's dtype. Else they are e4m3 bytes, and a number is its byte
+  // times the scale of its token, head, and k or v (e4m3.h)
+  float* scales;        // [num_pages, 2, scale_heads, page_size]: of keys, then of values
+  int64_t scale_heads;  // KV heads
 };
 
 struct RopeParams {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "common/e4m3.h"
 #include "common/kv.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
@@ -19,15 +20,19 @@ constexpr int64_t kAttendGrainElements =
 char* offset(void* base, int64_t elements, DType dtype) {
   return static_cast<char*>(base) + elements * size_of(dtype);
 }
+char* kv_offset(void* base, int64_t elements, const KvCache& cache, DType dtype) {
+  return static_cast<char*>(base) + elements * kv_element_size(cache, dtype);
+}
 const char* offset(const void* base, int64_t elements, DType dtype) {
   return static_cast<const char*>(base) + elements * size_of(dtype);
 }
 
 // The context of a token whose row is in the tables.
 KvContext kv_context(const KvCache& cache, const int32_t* meta, int64_t head, DType dtype) {
-  const bool paged = cache.page_table != nullptr;
-  return {offset(cache.k, head * cache.k_head_stride, dtype),
-          offset(cache.v, head * cache.v_head_stride, dtype),
+  const bool paged = cache.page_table != nullptr, scaled = cache.scales != nullptr;
+  constexpr KvPlace kFirst = {0, 0};
+  return {kv_offset(cache.k, head * cache.k_head_stride, cache, dtype),
+          kv_offset(cache.v, head * cache.v_head_stride, cache, dtype),
           paged ? cache.page_table + meta[kMetaRow] * cache.pages_per_row : meta + kMetaRow,
           paged ? cache.pages_per_row : 1,
           cache.num_pages,
@@ -35,7 +40,10 @@ KvContext kv_context(const KvCache& cache, const int32_t* meta, int64_t head, DT
           cache.k_page_stride,
           cache.k_token_stride,
           cache.v_page_stride,
-          cache.v_token_stride};
+          cache.v_token_stride,
+          scaled ? cache.scales + kFirst.k_scale_offset(cache, head) : nullptr,
+          scaled ? cache.scales + kFirst.v_scale_offset(cache, head) : nullptr,
+          2 * cache.scale_heads * cache.page_size};
 }
 
 void rotate(void* out, const void* in, const void* norm, const RopeParams& rope, const Token& token,
@@ -51,16 +59,34 @@ void zero_heads(void* out, int64_t heads, int64_t head_dim, int64_t head_stride,
   }
 }
 
+// A head as e4m3 bytes.
+void store_fp8(void* out, float* scale, const void* head, int64_t head_dim, DType dtype) {
+  float numbers[kMaxHeadDim];
+  simd().to_float(numbers, head, head_dim, dtype);
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < head_dim; ++i) largest = std::max(largest, magnitude_bits(numbers[i]));
+  *scale = e4m3_scale(largest);
+  for (int64_t i = 0; i < head_dim; ++i)
+    static_cast<uint8_t*>(out)[i] = e4m3_of(numbers[i], *scale);
+}
+
 // Rotates one key head into its place in the cache, and copies the value head; false where it has
 // no place.
 bool append_kv(const KvCache& cache, const RopeParams& rope, const Token& token, int64_t head,
                const void* k, const void* v, int64_t head_dim, DType dtype) {
   const KvPlace place = own_place(cache, token);
   if (place.page < 0) return false;
-  rotate(offset(cache.k, place.k_offset(cache, head), dtype), k, rope.k_norm, rope, token, head_dim,
-         dtype);
-  std::memcpy(offset(cache.v, place.v_offset(cache, head), dtype), v,
-              static_cast<size_t>(head_dim * size_of(dtype)));
+  void* const key = kv_offset(cache.k, place.k_offset(cache, head), cache, dtype);
+  void* const value = kv_offset(cache.v, place.v_offset(cache, head), cache, dtype);
+  if (cache.scales != nullptr) {
+    float rotated[kMaxHeadDim];  // of dtype
+    rotate(rotated, k, rope.k_norm, rope, token, head_dim, dtype);
+    store_fp8(key, cache.scales + place.k_scale_offset(cache, head), rotated, head_dim, dtype);
+    store_fp8(value, cache.scales + place.v_scale_offset(cache, head), v, head_dim, dtype);
+    return true;
+  }
+  rotate(key, k, rope.k_norm, rope, token, head_dim, dtype);
+  std::memcpy(value, v, static_cast<size_t>(head_dim * size_of(dtype)));
   return true;
 }
 

@@ -26,8 +26,9 @@ HeadShape check_heads(const Arg& q, const Arg& k_cache) {
          " (dimension 2 of ", k_cache.name(),
          "; a [B, H, L, D] cache is passed as its transpose(1, 2))");
   }
-  k_cache.dtype_of(q).shape({Arg::kAny, Arg::kAny, shape.kv_heads, shape.head_dim},
-                            "[pages, page size, KV heads, head_dim of q]");
+  if (!k_cache.is_fp8()) k_cache.dtype_of(q);
+  k_cache.shape({Arg::kAny, Arg::kAny, shape.kv_heads, shape.head_dim},
+                "[pages, page size, KV heads, head_dim of q]");
   return shape;
 }
 
@@ -54,21 +55,23 @@ Arg output_of(Args& arg, const Tensor& out, const Arg& q, const HeadShape& s) {
 // The cache arguments of one call, checked against each other; the op checks them against q.
 struct CacheArgs {
   Arg k, v;
-  OptionalArg page_table;
+  OptionalArg page_table, scale;
 
   CacheArgs(Args& arg, const Tensor& k_cache, const Tensor& v_cache,
-            const std::optional<Tensor>& table)
+            const std::optional<Tensor>& table, const std::optional<Tensor>& scale_)
       : k(arg("k_cache", k_cache)),
         v(arg("v_cache", v_cache)),
-        page_table(arg("page_table", table)) {
-    k.floating()
-        .rank(4, "[pages, page size, KV heads, head_dim]")
+        page_table(arg("page_table", table)),
+        scale(arg("kv_scale", scale_)) {
+    if (!k.is_fp8()) k.floating();
+    k.rank(4, "[pages, page size, KV heads, head_dim]")
         .at_least(1, 1, "a page's tokens")
         .last_contiguous();
     v.dtype_of(k)
         .shape({k.size(0), k.size(1), k.size(2), k.size(3)}, "the shape of k_cache")
         .last_contiguous();
     if (page_table) page_table->int32().rank(2, "[rows, pages per row]").contiguous();
+    check_scale();
   }
 
   KvCache params() const {
@@ -86,7 +89,20 @@ struct CacheArgs {
     cache.v_page_stride = v.stride(0);
     cache.v_token_stride = v.stride(1);
     cache.v_head_stride = v.stride(2);
+    cache.scales = scale.data<float>();
+    cache.scale_heads = k.size(2);
     return cache;
+  }
+
+ private:
+  void check_scale() const {
+    constexpr const char* kShape = "[pages, 2, KV heads, page size] of k_cache";
+    if (k.is_fp8() && !scale)
+      fail(k.op(), "kv_scale is None, expected float32 ", kShape, ", because k_cache is fp8");
+    if (!scale) return;
+    if (!k.is_fp8())
+      fail(k.op(), "kv_scale is a tensor, expected None, because k_cache is not float8_e4m3fn");
+    scale->float32().shape({k.size(0), 2, k.size(2), k.size(1)}, kShape).contiguous();
   }
 };
 
@@ -157,10 +173,11 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
                     const Tensor& v_cache, const Tensor& decode_meta_,
                     const std::optional<Tensor>& page_table, const Tensor& cos, const Tensor& sin,
                     const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                    double eps, const std::optional<Tensor>& counts_) {
+                    double eps, const std::optional<Tensor>& counts_,
+                    const std::optional<Tensor>& kv_scale) {
   Args arg("rope_append_kv_");
   const Arg q = arg("q", q_);
-  const CacheArgs cache(arg, k_cache, v_cache, page_table);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
   const HeadShape shape = check_heads(q, cache.k);
   const Arg k = new_keys(arg, k_, q, shape), v = new_values(arg, v_, q, shape);
   const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
@@ -168,13 +185,18 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
   k.last_contiguous();
   const OptionalArg counts = step_counts(arg, counts_);
   const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
-            *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get();
+            *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get(),
+            *scale_arg = cache.scale.get();
   q.written({&k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
-             k_norm_arg, counts_arg});
+             k_norm_arg, counts_arg, scale_arg});
   cache.k.written({&k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
-                   k_norm_arg, counts_arg});
-  cache.v.written(
-      {&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
+                   k_norm_arg, counts_arg, scale_arg});
+  cache.v.written({&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg,
+                   counts_arg, scale_arg});
+  if (scale_arg != nullptr) {
+    scale_arg->written(
+        {&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
+  }
 
   RopeAppendKvParams p{};
   p.decode_meta = decode_meta.data<int32_t>();
@@ -190,10 +212,10 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
                      const Tensor& v_cache, const Tensor& decode_meta_, const Tensor& segments_,
                      const std::optional<Tensor>& page_table, double scale, bool hopper,
                      const std::optional<Tensor>& counts_, const std::optional<Tensor>& workspace_,
-                     bool pdl) {
+                     bool pdl, const std::optional<Tensor>& kv_scale) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
-  const CacheArgs cache(arg, k_cache, v_cache, page_table);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
   const HeadShape shape = check_heads(q, cache.k);
   const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
   const Arg segments = segments_of(arg, segments_);
@@ -206,10 +228,12 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
         .contiguous()
         .at_least(0, chunk_workspace_words(shape.head_dim, 1), "chunk_workspace_words of one CTA");
   }
-  const Arg *table = cache.page_table.get(), *counts_arg = counts.get();
-  out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg});
+  const Arg *table = cache.page_table.get(), *counts_arg = counts.get(),
+            *scale_arg = cache.scale.get();
+  out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg, scale_arg});
   if (workspace) {
-    workspace->written({&out, &q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg});
+    workspace->written(
+        {&out, &q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg, scale_arg});
   }
 
   PagedAttentionParams p{};
@@ -250,10 +274,11 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
                             const std::optional<Tensor>& q_norm,
                             const std::optional<Tensor>& k_norm, double eps,
                             const std::optional<Tensor>& workspace_, bool hopper, bool pdl,
-                            const std::optional<Tensor>& counts_, bool batch) {
+                            const std::optional<Tensor>& counts_, bool batch,
+                            const std::optional<Tensor>& kv_scale) {
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
-  const CacheArgs cache(arg, k_cache, v_cache, page_table);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
   const HeadShape shape = check_heads(q, cache.k);
   const Arg k = new_keys(arg, k_, q, shape), v = new_values(arg, v_, q, shape);
   const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
@@ -267,16 +292,21 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
       hopper);
   const OptionalArg counts = step_counts(arg, counts_);
   const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
-            *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get();
+            *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get(),
+            *scale_arg = cache.scale.get();
   out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin,
-               q_norm_arg, k_norm_arg, counts_arg});
+               q_norm_arg, k_norm_arg, counts_arg, scale_arg});
   cache.k.written({&q, &k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
-                   k_norm_arg, counts_arg});
-  cache.v.written(
-      {&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
+                   k_norm_arg, counts_arg, scale_arg});
+  cache.v.written({&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg,
+                   counts_arg, scale_arg});
+  if (scale_arg != nullptr) {
+    scale_arg->written({&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
+                        k_norm_arg, counts_arg});
+  }
   if (workspace) {
     workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos,
-                        &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
+                        &rope.sin, q_norm_arg, k_norm_arg, counts_arg, scale_arg});
   }
 
   FusedAttentionDecodeParams p{};

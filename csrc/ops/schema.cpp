@@ -99,17 +99,17 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
       "Tensor decode_meta, "
       "Tensor? page_table, Tensor cos, Tensor sin, Tensor? q_norm=None, Tensor? k_norm=None, float "
-      "eps=1e-6, Tensor? counts=None) -> ()");
+      "eps=1e-6, Tensor? counts=None, Tensor(d!)? kv_scale=None) -> ()");
   m.def(
       "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
       "decode_meta, Tensor segments, "
       "Tensor? page_table, float scale, bool hopper=False, Tensor? counts=None, Tensor(b!)? "
-      "workspace=None, bool pdl=False) -> ()");
+      "workspace=None, bool pdl=False, Tensor? kv_scale=None) -> ()");
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) "
       "k_cache, Tensor(c!) v_cache, "
       "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? "
       "q_norm=None, Tensor? k_norm=None, "
       "float eps=1e-6, Tensor(d!)? workspace=None, bool hopper=False, bool pdl=False, "
-      "Tensor? counts=None, bool batch=False) -> ()");
+      "Tensor? counts=None, bool batch=False, Tensor(e!)? kv_scale=None) -> ()");
 }

@@ -93,8 +93,9 @@ struct Heads {
   int64_t q_heads, kv_heads, head_dim;
 };
 
-KvCache cache_of(const Heads& heads, int64_t page_size) {
+KvCache cache_of(const Heads& heads, int64_t page_size, bool fp8) {
   KvCache c{};
+  c.scales = fp8 ? some_workspace : nullptr;
   c.page_table = some_pages;
   c.num_pages = c.rows = c.pages_per_row = 1;
   c.page_size = page_size;
@@ -107,9 +108,9 @@ KvCache cache_of(const Heads& heads, int64_t page_size) {
 // What the params of both kinds of attention have in common.
 template <typename Params>
 Params attention_params(const std::string& dtype, int64_t tokens, const Heads& heads,
-                        int64_t page_size) {
+                        int64_t page_size, bool fp8) {
   Params p{};
-  p.cache = cache_of(heads, page_size);
+  p.cache = cache_of(heads, page_size, fp8);
   p.tokens = tokens;
   p.q_heads = heads.q_heads;
   p.kv_heads = heads.kv_heads;
@@ -123,9 +124,9 @@ Params attention_params(const std::string& dtype, int64_t tokens, const Heads& h
 }
 
 auto decode_choice(const Gpu& gpu, const std::string& dtype, int64_t tokens, int64_t q_heads,
-                   int64_t kv_heads, int64_t head_dim, int64_t page_size, bool batch) {
-  auto p = attention_params<FusedAttentionDecodeParams>(dtype, tokens,
-                                                        {q_heads, kv_heads, head_dim}, page_size);
+                   int64_t kv_heads, int64_t head_dim, int64_t page_size, bool batch, bool fp8_kv) {
+  auto p = attention_params<FusedAttentionDecodeParams>(
+      dtype, tokens, {q_heads, kv_heads, head_dim}, page_size, fp8_kv);
   p.k_head_stride = p.v_head_stride = head_dim;
   p.k_stride = p.v_stride = kv_heads * head_dim;
   p.workspace = some_workspace;
@@ -134,9 +135,10 @@ auto decode_choice(const Gpu& gpu, const std::string& dtype, int64_t tokens, int
 }
 
 auto paged_choice(const Gpu& gpu, const std::string& dtype, int64_t tokens, int64_t q_heads,
-                  int64_t kv_heads, int64_t head_dim, int64_t page_size, bool workspace) {
+                  int64_t kv_heads, int64_t head_dim, int64_t page_size, bool workspace,
+                  bool fp8_kv) {
   auto p = attention_params<PagedAttentionParams>(dtype, tokens, {q_heads, kv_heads, head_dim},
-                                                  page_size);
+                                                  page_size, fp8_kv);
   p.workspace = workspace ? some_workspace : nullptr;
   return as_python(plan_attention(p, gpu));
 }
@@ -174,10 +176,10 @@ void bind_plans(py::module_& m) {
         py::arg("scale_dtype") = "float32", py::arg("zeros") = false);
   m.def("plan_decode_attention", &decode_choice, py::arg("gpu"), py::arg("dtype"),
         py::arg("tokens"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
-        py::arg("page_size"), py::arg("batch") = false);
+        py::arg("page_size"), py::arg("batch") = false, py::arg("fp8_kv") = false);
   m.def("plan_paged_attention", &paged_choice, py::arg("gpu"), py::arg("dtype"), py::arg("tokens"),
         py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"), py::arg("page_size"),
-        py::arg("workspace") = true);
+        py::arg("workspace") = true, py::arg("fp8_kv") = false);
   m.def("link_unsupported", &link_reason, py::arg("dtype"), py::arg("widths"));
   m.attr("plan_tokens") = py::make_tuple(kNarrowTokens, kMidTokens, kWarpTokens - 1,
                                          kBatchWarpTokens - 1, kBalancedTokens);

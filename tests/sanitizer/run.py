@@ -51,6 +51,7 @@ TESTS = (
     "tests/ops/test_chunk_attention.py",
     "tests/ops/test_balanced_attention.py",
     "tests/ops/test_mixed_attention.py",
+    "tests/ops/test_fp8_kv.py",
     "tests/models/test_decoder_fast.py",
     "tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree",
 )

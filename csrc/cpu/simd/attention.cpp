@@ -1,6 +1,8 @@
 // Attention of one token over its context: an online softmax over blocks of positions, counted from
 // 0, so that the order of every sum depends on the length alone (Milakov and Gimelshein, "Online
 // normalizer calculation for softmax", 2018).
+#include <type_traits>
+
 #include "common/params.h"
 #include "cpu/simd/dot.h"
 #include "cpu/simd/functions.h"
@@ -18,17 +20,22 @@ constexpr int kTilePositions = 4;
 constexpr int kTilePositions = 2;
 #endif
 
-template <typename T>
+// Keys and values in fp8 have a scale each, which scores and weights are multiplied by.
+template <typename Kv>
+constexpr bool kScaled = std::is_same_v<Kv, E4M3>;
+
+template <typename Kv>
 struct Tokens {
-  const T* k[kBlock];
-  const T* v[kBlock];
+  const Kv* k[kBlock];
+  const Kv* v[kBlock];
+  float k_scale[kBlock], v_scale[kBlock];  // where kScaled
   int count;
 };
 
 // Where the keys and values of positions begin .. end - 1 are, kBlock of them at most; those in
 // pages that are none are left out.
-template <typename T>
-void gather(const KvContext& context, int64_t begin, int64_t end, Tokens<T>& tokens) {
+template <typename Kv>
+void gather(const KvContext& context, int64_t begin, int64_t end, Tokens<Kv>& tokens) {
   tokens.count = 0;
   for (int64_t position = begin; position < end;) {
     const int64_t slot = position / context.page_size, offset = position % context.page_size;
@@ -36,11 +43,16 @@ void gather(const KvContext& context, int64_t begin, int64_t end, Tokens<T>& tok
                   run = rest < end - position ? rest : end - position;
     position += run;
     if (page < 0 || page >= context.num_pages) continue;
-    const T* k = static_cast<const T*>(context.k) + page * context.k_page_stride +
-                 offset * context.k_token_stride;
-    const T* v = static_cast<const T*>(context.v) + page * context.v_page_stride +
-                 offset * context.v_token_stride;
+    const Kv* k = static_cast<const Kv*>(context.k) + page * context.k_page_stride +
+                  offset * context.k_token_stride;
+    const Kv* v = static_cast<const Kv*>(context.v) + page * context.v_page_stride +
+                  offset * context.v_token_stride;
+    const int64_t scale = page * context.scale_page_stride + offset;
     for (int64_t i = 0; i < run; ++i) {
+      if constexpr (kScaled<Kv>) {
+        tokens.k_scale[tokens.count] = context.k_scale[scale + i];
+        tokens.v_scale[tokens.count] = context.v_scale[scale + i];
+      }
       tokens.k[tokens.count] = k + i * context.k_token_stride;
       tokens.v[tokens.count++] = v + i * context.v_token_stride;
     }
@@ -55,18 +67,21 @@ struct Softmax {
   float top[H], total[H], fade[H];
 };
 
-template <typename T, int H, int N>
-PHOTON_INLINE void score_tile(const Tokens<T>& tokens, int at, int64_t head_dim, float scale,
+template <typename Kv, int H, int N>
+PHOTON_INLINE void score_tile(const Tokens<Kv>& tokens, int at, int64_t head_dim, float scale,
                               Softmax<H>& s) {
-  const T* rows[N];
+  const Kv* rows[N];
   float dots[H * N];
   PHOTON_UNROLL
   for (int j = 0; j < N; ++j) rows[j] = tokens.k[at + j];
-  dot_tile<T, H, N>(s.q[0], kMaxHeadDim, rows, head_dim, 0, dots);
+  dot_tile<Kv, H, N>(s.q[0], kMaxHeadDim, rows, head_dim, 0, dots);
   PHOTON_UNROLL
   for (int h = 0; h < H; ++h) {
     PHOTON_UNROLL
-    for (int j = 0; j < N; ++j) s.scores[h][at + j] = dots[h * N + j] * scale;
+    for (int j = 0; j < N; ++j) {
+      s.scores[h][at + j] = dots[h * N + j] * scale;
+      if constexpr (kScaled<Kv>) s.scores[h][at + j] *= tokens.k_scale[at + j];
+    }
   }
 }
 
@@ -92,10 +107,18 @@ void weigh(int count, Softmax<H>& s) {
   }
 }
 
+// Weights of values become weights of their bytes.
+template <typename Kv, int H>
+void scale_weights(const Tokens<Kv>& tokens, Softmax<H>& s) {
+  for (int h = 0; h < H; ++h) {
+    for (int t = 0; t < tokens.count; ++t) s.scores[h][t] *= tokens.v_scale[t];
+  }
+}
+
 // sums[:, at ...] = sums * fade + weights . values, S vectors wide; `some` elements of the last one
 // where it is not whole.
-template <typename T, int H, int S, bool kWhole>
-PHOTON_INLINE void add_slices(const Tokens<T>& tokens, int64_t at, int64_t some, Softmax<H>& s) {
+template <typename Kv, int H, int S, bool kWhole>
+PHOTON_INLINE void add_slices(const Tokens<Kv>& tokens, int64_t at, int64_t some, Softmax<H>& s) {
   Lanes acc[H * S];
   PHOTON_UNROLL
   for (int h = 0; h < H; ++h) {
@@ -104,7 +127,7 @@ PHOTON_INLINE void add_slices(const Tokens<T>& tokens, int64_t at, int64_t some,
       acc[h * S + i] = load(s.sums[h] + at + i * kLanes) * splat(s.fade[h]);
   }
   for (int t = 0; t < tokens.count; ++t) {
-    const T* const from = tokens.v[t] + at;
+    const Kv* const from = tokens.v[t] + at;
     Lanes value[S];
     PHOTON_UNROLL
     for (int i = 0; i < S; ++i)
@@ -123,16 +146,16 @@ PHOTON_INLINE void add_slices(const Tokens<T>& tokens, int64_t at, int64_t some,
   }
 }
 
-template <typename T, int H>
-void add_values(const Tokens<T>& tokens, int64_t head_dim, Softmax<H>& s) {
+template <typename Kv, int H>
+void add_values(const Tokens<Kv>& tokens, int64_t head_dim, Softmax<H>& s) {
   int64_t at = 0;
   for (; at + kSlices * kLanes <= head_dim; at += kSlices * kLanes)
-    add_slices<T, H, kSlices, true>(tokens, at, 0, s);
-  for (; at + kLanes <= head_dim; at += kLanes) add_slices<T, H, 1, true>(tokens, at, 0, s);
-  if (at < head_dim) add_slices<T, H, 1, false>(tokens, at, head_dim - at, s);
+    add_slices<Kv, H, kSlices, true>(tokens, at, 0, s);
+  for (; at + kLanes <= head_dim; at += kLanes) add_slices<Kv, H, 1, true>(tokens, at, 0, s);
+  if (at < head_dim) add_slices<Kv, H, 1, false>(tokens, at, head_dim - at, s);
 }
 
-template <typename T, int H>
+template <typename T, typename Kv, int H>
 void attend_heads(const AttendGroup& g, int64_t first) {
   Softmax<H> s;
   for (int h = 0; h < H; ++h) {
@@ -144,15 +167,16 @@ void attend_heads(const AttendGroup& g, int64_t first) {
   }
   const int64_t room = g.context.row_pages * g.context.page_size,
                 length = g.length < room ? g.length : room;
-  Tokens<T> tokens;
+  Tokens<Kv> tokens;
   for (int64_t begin = 0; begin < length; begin += kBlock) {
     gather(g.context, begin, begin + kBlock < length ? begin + kBlock : length, tokens);
     if (tokens.count == 0) continue;
     int at = 0;
     for (; at + kTilePositions <= tokens.count; at += kTilePositions)
-      score_tile<T, H, kTilePositions>(tokens, at, g.head_dim, g.scale, s);
-    for (; at < tokens.count; ++at) score_tile<T, H, 1>(tokens, at, g.head_dim, g.scale, s);
+      score_tile<Kv, H, kTilePositions>(tokens, at, g.head_dim, g.scale, s);
+    for (; at < tokens.count; ++at) score_tile<Kv, H, 1>(tokens, at, g.head_dim, g.scale, s);
     weigh(tokens.count, s);
+    if constexpr (kScaled<Kv>) scale_weights(tokens, s);
     add_values(tokens, g.head_dim, s);
   }
   for (int h = 0; h < H; ++h) {
@@ -164,21 +188,21 @@ void attend_heads(const AttendGroup& g, int64_t first) {
   }
 }
 
-template <typename T>
+template <typename T, typename Kv>
 void attend_of(const AttendGroup& g) {
   for (int64_t first = 0; first < g.heads; first += kGroupHeads) {
     switch (g.heads - first) {
       case 1:
-        attend_heads<T, 1>(g, first);
+        attend_heads<T, Kv, 1>(g, first);
         break;
       case 2:
-        attend_heads<T, 2>(g, first);
+        attend_heads<T, Kv, 2>(g, first);
         break;
       case 3:
-        attend_heads<T, 3>(g, first);
+        attend_heads<T, Kv, 3>(g, first);
         break;
       default:
-        attend_heads<T, kGroupHeads>(g, first);
+        attend_heads<T, Kv, kGroupHeads>(g, first);
     }
   }
 }
@@ -210,7 +234,11 @@ void rotate(const RotateHead& head) {
 }
 
 void attend(const AttendGroup& group) {
-  with_type(group.dtype, [&](auto element) { attend_of<decltype(element)>(group); });
+  with_type(group.dtype, [&](auto element) {
+    using T = decltype(element);
+    if (group.context.k_scale != nullptr) return attend_of<T, E4M3>(group);
+    attend_of<T, T>(group);
+  });
 }
 
 }  // namespace photon::cpu::PHOTON_ISA

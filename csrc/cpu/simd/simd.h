@@ -53,6 +53,9 @@ struct KvContext {
   const int32_t* pages;  // [row_pages]; tokens in pages outside 0 .. num_pages - 1 are left out
   int64_t row_pages, num_pages, page_size, k_page_stride, k_token_stride, v_page_stride,
       v_token_stride;
+  const float* k_scale;  // of this head's keys in page 0, [page_size]; null: they are of the dtype
+  const float* v_scale;
+  int64_t scale_page_stride;
 };
 
 // The query heads of one token that share a KV head, over positions 0 .. length - 1.

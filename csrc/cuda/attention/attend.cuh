@@ -10,7 +10,10 @@
 #pragma once
 #include <cmath>
 
+#include <type_traits>
+
 #include "common/kv.h"
+#include "cuda/attention/kv_pack.cuh"
 #include "cuda/element.cuh"
 #include "cuda/reduce.cuh"
 
@@ -19,15 +22,21 @@ namespace photon::cuda {
 constexpr int kAttendThreads = 256;
 constexpr int kAttendWarps = kAttendThreads / kWarpSize;
 
-template <typename T, int kLanes, int kHeads>
+// Whether keys and values have scales, which products and weights are multiplied by.
+template <typename Kv>
+constexpr bool kScaled = std::is_same_v<Kv, E4m3>;
+
+// Kv: what keys and values are.
+template <typename T, typename Kv, int kLanes, int kHeads>
 struct AttendShared {
   static constexpr int kGroups = kAttendThreads / kLanes;
   static constexpr int kDims = kLanes * kPack;
 
   alignas(16) T q[kHeads][kDims];  // zeros past head_dim
-  alignas(16) T
+  alignas(16) Kv
       new_k[kDims];  // the token's own key and value, where they are not to be read from the cache
-  alignas(16) T new_v[kDims];
+  alignas(16) Kv new_v[kDims];
+  float new_k_scale, new_v_scale;      // where kScaled
   float sums[kGroups][kHeads][kDims];  // of exp(score - high) * v
   float highs[kGroups][kHeads];  // the highest score; once merged, the group's weight in the result
   float weights[kGroups][kHeads];  // sum of exp(score - high)
@@ -55,11 +64,18 @@ __device__ inline float weight_of(float score, float high) {
   return score == -INFINITY ? 0.0f : expf(score - high);
 }
 
+// Values of a few positions.
+template <typename Kv, bool kVector, int kPositions>
+struct LaneValues {
+  decltype(load_kv<kVector>(static_cast<const Kv*>(nullptr), 0)) packs[kPositions];
+  float scales[kPositions];  // where kScaled
+};
+
 // Adds a few positions, -inf scores being absent ones, to one head's softmax.
-template <typename T, int kHeads, int kPositions>
+template <typename Kv, bool kVector, int kHeads, int kPositions>
 __device__ inline void add_positions(LaneSoftmax<kHeads>& state, int h,
                                      const float (&scores)[kPositions],
-                                     const Pack<T> (&v)[kPositions]) {
+                                     const LaneValues<Kv, kVector, kPositions>& v) {
   float high = state.high[h];
 #pragma unroll
   for (int u = 0; u < kPositions; ++u) high = fmaxf(high, scores[u]);
@@ -72,9 +88,10 @@ __device__ inline void add_positions(LaneSoftmax<kHeads>& state, int h,
   for (int u = 0; u < kPositions; ++u) {
     const float weight = weight_of(scores[u], high);
     added += weight;
+    const float factor = kScaled<Kv> ? weight * v.scales[u] : weight;
 #pragma unroll
     for (int i = 0; i < kPack; ++i)
-      state.sum[h][i] = fmaf(weight, to_float(v[u].e[i]), state.sum[h][i]);
+      state.sum[h][i] = fmaf(factor, kv_number(v.packs[u], i), state.sum[h][i]);
   }
   state.weight[h] = fmaf(state.weight[h], keep, added);
 }
@@ -91,11 +108,11 @@ struct AttendTask {
 
 // One CTA-wide pass over the context. All threads must call it, after a barrier behind the writes
 // of shared.q and shared.new_*.
-template <typename T, int kLanes, int kHeads, bool kVector>
+template <typename T, typename Kv, int kLanes, int kHeads, bool kVector>
 __device__ void scan_context(const KvCache& cache, const AttendTask& task,
-                             const AttendShared<T, kLanes, kHeads>& shared,
+                             const AttendShared<T, Kv, kLanes, kHeads>& shared,
                              LaneSoftmax<kHeads>& state) {
-  constexpr int kGroups = AttendShared<T, kLanes, kHeads>::kGroups;
+  constexpr int kGroups = AttendShared<T, Kv, kLanes, kHeads>::kGroups;
   constexpr int kAhead = 4;  // positions of a group in flight
   const int group = threadIdx.x / kLanes, d = threadIdx.x % kLanes * kPack;
   const int dims = task.head_dim - d;
@@ -107,7 +124,7 @@ __device__ void scan_context(const KvCache& cache, const AttendTask& task,
   }
   state.clear();
   for (int64_t base = 0; base < task.token.length; base += kAhead * kGroups) {
-    Pack<T> v[kAhead];
+    LaneValues<Kv, kVector, kAhead> v;
     bool present[kAhead];
     float scores[kHeads][kAhead];
 #pragma unroll
@@ -118,20 +135,30 @@ __device__ void scan_context(const KvCache& cache, const AttendTask& task,
         place = find_place(cache, task.token.row, static_cast<int32_t>(position));
       present[u] = place.page >= 0;
       const bool is_new = position == task.new_position;
-      const T* k_token = is_new
-                             ? shared.new_k
-                             : static_cast<const T*>(cache.k) + place.k_offset(cache, task.kv_head);
-      const T* v_token = is_new
-                             ? shared.new_v
-                             : static_cast<const T*>(cache.v) + place.v_offset(cache, task.kv_head);
-      const Pack<T> k = load_pack<kVector>(k_token + d, present[u] ? dims : 0);
-      v[u] = load_pack<kVector>(v_token + d, present[u] ? dims : 0);
+      const Kv* k_token =
+          is_new ? shared.new_k
+                 : static_cast<const Kv*>(cache.k) + place.k_offset(cache, task.kv_head);
+      const Kv* v_token =
+          is_new ? shared.new_v
+                 : static_cast<const Kv*>(cache.v) + place.v_offset(cache, task.kv_head);
+      const auto k = load_kv<kVector>(k_token + d, present[u] ? dims : 0);
+      v.packs[u] = load_kv<kVector>(v_token + d, present[u] ? dims : 0);
+      float k_scale = 1.0f;
+      if constexpr (kScaled<Kv>) {
+        v.scales[u] = 0.0f;
+        if (present[u]) {
+          k_scale =
+              is_new ? shared.new_k_scale : cache.scales[place.k_scale_offset(cache, task.kv_head)];
+          v.scales[u] =
+              is_new ? shared.new_v_scale : cache.scales[place.v_scale_offset(cache, task.kv_head)];
+        }
+      }
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float dot = 0.0f;
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) dot = fmaf(q[h][i], to_float(k.e[i]), dot);
-        scores[h][u] = dot;
+        for (int i = 0; i < kPack; ++i) dot = fmaf(q[h][i], kv_number(k, i), dot);
+        scores[h][u] = kScaled<Kv> ? dot * k_scale : dot;
       }
     }
 #pragma unroll
@@ -148,11 +175,11 @@ __device__ void scan_context(const KvCache& cache, const AttendTask& task,
 
 // Merges the groups and writes the heads: out[h * out_stride + d] for h < heads. All threads must
 // call it.
-template <typename T, int kLanes, int kHeads>
-__device__ void merge_groups(AttendShared<T, kLanes, kHeads>& shared,
+template <typename T, typename Kv, int kLanes, int kHeads>
+__device__ void merge_groups(AttendShared<T, Kv, kLanes, kHeads>& shared,
                              const LaneSoftmax<kHeads>& state, T* out, int64_t out_stride,
                              int heads, int head_dim) {
-  constexpr int kGroups = AttendShared<T, kLanes, kHeads>::kGroups;
+  constexpr int kGroups = AttendShared<T, Kv, kLanes, kHeads>::kGroups;
   const int group = threadIdx.x / kLanes, d = threadIdx.x % kLanes * kPack;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {

@@ -4,7 +4,9 @@
 // A CTA has some heads of q, k and v of one token. Of each head a lane has kPack elements of the
 // first half and the kPack that they rotate with, of the second. It waits for memory twice: for
 // these and the token, then for what the token says where to find.
+#include "common/attention_plan.h"
 #include "common/kv.h"
+#include "cuda/attention/kv_pack.cuh"
 #include "cuda/divisor.cuh"
 #include "cuda/element.cuh"
 #include "cuda/fresh_pack.cuh"
@@ -18,8 +20,8 @@ namespace {
 
 constexpr int kMostThreads = 64;
 // Of an SM: leaves a thread 56 registers, which are enough for what models have.
-template <typename T, bool kVector>
-constexpr int kCtas = kVector && sizeof(T) == 2 ? 18 : 1;
+template <typename T, bool kVector, bool kFp8>
+constexpr int kCtas = kVector && !kFp8 && sizeof(T) == 2 ? 18 : 1;
 
 // How the heads of a token are dealt out.
 struct HeadGrid {
@@ -105,14 +107,25 @@ __device__ PackPair<T> rotated(const PackPair<T>& x, const PackAngles& angles) {
   return out;
 }
 
+// A head of the cache as e4m3 bytes, by its lanes, which are those of `mask`.
+template <bool kVector, typename T>
+__device__ void store_fp8(const PackPair<T>& x, E4m3* half_pack, float* scale, int half, int count,
+                          int lanes, unsigned mask) {
+  const uint32_t low = largest_magnitude(x.low), high = largest_magnitude(x.high);
+  const float own = e4m3_scale(largest_of(low > high ? low : high, lanes, mask));
+  store_kv<kVector>(half_pack, encoded(x.low, own), count);
+  store_kv<kVector>(half_pack + half, encoded(x.high, own), count);
+  if (count == half) *scale = own;  // of the head's first lane
+}
+
 __device__ inline Token load_fresh_token(const int32_t* decode_meta, int64_t index) {
   const int32_t* meta = decode_meta + index * kMetaColumns;
   return {load_fresh(meta + kMetaPosition), load_fresh(meta + kMetaLength),
           load_fresh(meta + kMetaRow)};
 }
 
-template <typename T, bool kVector>
-__global__ void __launch_bounds__(kMostThreads, kCtas<T, kVector>)
+template <typename T, bool kVector, bool kFp8>
+__global__ void __launch_bounds__(kMostThreads, kCtas<T, kVector, kFp8>)
     rope_append_kv_kernel(const RopeAppendKvParams p, const HeadGrid grid) {
   wait_for_earlier();
   let_next_start();  // what it has to find out first takes balanced_attention longer than this
@@ -148,36 +161,48 @@ __global__ void __launch_bounds__(kMostThreads, kCtas<T, kVector>)
   const auto angles = PackAngles::load<kVector>(
       p.rope, static_cast<int64_t>(token.position) * head_dim + first, is_value ? 0 : count);
   const KvPlace place = is_query ? KvPlace{-1, 0} : own_place(p.cache, token);
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const unsigned mask = ((1u << lanes) - 1) << (lane & ~static_cast<unsigned>(lanes - 1));
+  const auto append = [&](const PackPair<T>& head, void* cache, int64_t at, int64_t scale_at) {
+    if constexpr (kFp8) {
+      store_fp8<kVector>(head, static_cast<E4m3*>(cache) + at + first, p.cache.scales + scale_at,
+                         half, count, lanes, mask);
+    } else {
+      head.template store<kVector>(static_cast<T*>(cache) + at + first, half, count);
+    }
+  };
   if (is_value) {
     if (place.page < 0) return;
-    return x.template store<kVector>(
-        static_cast<T*>(p.cache.v) + place.v_offset(p.cache, kv_head) + first, half, count);
+    return append(x, p.cache.v, place.v_offset(p.cache, kv_head),
+                  place.v_scale_offset(p.cache, kv_head));
   }
   if (is_normed) {
-    const unsigned lane = threadIdx.x % kWarpSize;
-    const unsigned mask = ((1u << lanes) - 1) << (lane & ~static_cast<unsigned>(lanes - 1));
     norm_head(x, gain, p.rope.eps, head_dim, lanes, mask);
   }
   const PackPair<T> out = rotated(x, angles);
   if (is_query) return out.template store<kVector>(q, half, count);
   if (place.page < 0) return;
-  out.template store<kVector>(static_cast<T*>(p.cache.k) + place.k_offset(p.cache, kv_head) + first,
-                              half, count);
+  append(out, p.cache.k, place.k_offset(p.cache, kv_head), place.k_scale_offset(p.cache, kv_head));
 }
 
 bool can_use_vectors(const RopeAppendKvParams& p) {
-  const KvCache& c = p.cache;
   const RopeParams& r = p.rope;
   for (const void* pointer :
-       {static_cast<const void*>(p.q), p.k, p.v, static_cast<const void*>(c.k),
-        static_cast<const void*>(c.v), static_cast<const void*>(r.cos),
+       {static_cast<const void*>(p.q), p.k, p.v, static_cast<const void*>(r.cos),
         static_cast<const void*>(r.sin), r.q_norm, r.k_norm}) {
     if (!is_vector_aligned(pointer)) return false;
   }
-  return p.head_dim % (2 * kPack) == 0 &&
+  return p.head_dim % (2 * kPack) == 0 && has_cache_vectors(p.cache, p.dtype) &&
          are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.k_stride, p.k_head_stride,
-                           p.v_stride, p.v_head_stride, c.k_page_stride, c.k_token_stride,
-                           c.k_head_stride, c.v_page_stride, c.v_token_stride, c.v_head_stride);
+                           p.v_stride, p.v_head_stride);
+}
+
+template <typename T>
+auto kernel_for(const RopeAppendKvParams& p) {
+  const bool vectors = can_use_vectors(p);
+  if (p.cache.scales != nullptr)
+    return vectors ? rope_append_kv_kernel<T, true, true> : rope_append_kv_kernel<T, false, true>;
+  return vectors ? rope_append_kv_kernel<T, true, false> : rope_append_kv_kernel<T, false, false>;
 }
 
 }  // namespace
@@ -187,10 +212,7 @@ int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
   const HeadGrid grid(p);
   const LaunchShape shape = waiting_shape(p.tokens * grid.ctas.of, grid.warps * kWarpSize);
   return with_dtype(p.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const auto kernel =
-        can_use_vectors(p) ? rope_append_kv_kernel<T, true> : rope_append_kv_kernel<T, false>;
-    return launch(kernel, shape, stream, p, grid);
+    return launch(kernel_for<typename decltype(tag)::type>(p), shape, stream, p, grid);
   });
 }
 

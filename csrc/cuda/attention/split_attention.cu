@@ -22,7 +22,6 @@
 #include "cuda/attention/split_attention.cuh"
 
 #include "common/attention_plan.h"
-#include "cuda/attention/attend.cuh"
 #include "cuda/attention/new_vectors.cuh"
 #include "cuda/attention/split_attention.h"
 #include "cuda/attention/split_launch.cuh"
