@@ -15,6 +15,7 @@ from photon_ext.errors import ConfigError, RequestError, shown
 
 Backend: TypeAlias = Literal["hopper", "portable"]
 Prefill: TypeAlias = Literal["mixed", "separate"]
+KvDtype: TypeAlias = Literal["fp8"]
 
 INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
 
@@ -102,6 +103,16 @@ def check_prefill(value: object) -> None:
         raise ConfigError(
             f"prefill is {shown(value)}; give 'mixed', 'separate', or None for mixed where mixed "
             "steps are captured"
+        )
+
+
+def check_kv_dtype(value: object) -> None:
+    """``value`` says how keys and values are stored, or is None: in the model's dtype. Raises
+    ConfigError.
+    """
+    if value is not None and not (isinstance(value, str) and value in get_args(KvDtype)):
+        raise ConfigError(
+            f"kv_dtype is {shown(value)}; give 'fp8', or None for the dtype of the model"
         )
 
 

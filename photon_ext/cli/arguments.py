@@ -7,7 +7,7 @@ import sys
 from typing import Any, NoReturn, get_args
 
 import photon_ext
-from photon_ext.checks import Backend, check_seconds
+from photon_ext.checks import Backend, KvDtype, check_seconds
 from photon_ext.cli.terminal import complain, say
 from photon_ext.models.kernel_plan import GPUS
 from photon_ext.models.requantize import CHOICES
@@ -319,6 +319,11 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
         help="weights, as generate takes it; by default none, as on a GPU that has room for it",
     )
     plan.add_argument(
+        "--kv-dtype",
+        choices=get_args(KvDtype),
+        help="keys and values; by default of the dtype of the model",
+    )
+    plan.add_argument(
         "--backend",
         choices=get_args(Backend),
         help="which kernels are asked for; by default hopper, where they run",
@@ -357,6 +362,11 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=get_args(Backend),
         help="which kernels run; by default hopper, where they run",
+    )
+    parser.add_argument(
+        "--kv-dtype",
+        choices=get_args(KvDtype),
+        help="keys and values in fp8; by default in the dtype of the model",
     )
 
 

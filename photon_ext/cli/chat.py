@@ -23,6 +23,7 @@ _ENGINE_DEFAULTS = {
     "device": "auto",
     "dtype": None,
     "quantize": None,
+    "kv_dtype": None,
     "depth": 2,
     "backend": None,
     "max_len": None,

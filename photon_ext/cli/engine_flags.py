@@ -10,11 +10,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, get_args
 
-from photon_ext.checks import Backend, Prefill
+from photon_ext.checks import Backend, KvDtype, Prefill
 from photon_ext.engine.options import EngineOptions
 
 _NO_FLAG = ("kernel_plan",)  # an object of Python
-_CHOICES = {"Prefill | None": get_args(Prefill), "Backend | None": get_args(Backend)}
+_CHOICES = {
+    "Prefill | None": get_args(Prefill),
+    "Backend | None": get_args(Backend),
+    "KvDtype | None": get_args(KvDtype),
+}
 
 
 def _counts(text: str) -> tuple[int, ...]:

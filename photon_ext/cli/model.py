@@ -43,6 +43,7 @@ def open_engine(arguments: argparse.Namespace, **options: Any) -> Engine:
         quantize=arguments.quantize,
         depth=arguments.depth,
         backend=arguments.backend,
+        kv_dtype=arguments.kv_dtype,
         max_len=arguments.max_len,
         max_rows=1,
         **options,

@@ -40,7 +40,8 @@ def planned(arguments: argparse.Namespace) -> str:
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
-    entries = step_kernels(Setting(config, target, dtype, plan))
+    fp8_kv = arguments.kv_dtype is not None
+    entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))
     backend = "hopper" if plan.hopper else "portable"
     unsupported = hopper_unsupported(config, target, dtype)
     if arguments.json:
@@ -50,6 +51,7 @@ def planned(arguments: argparse.Namespace) -> str:
             {
                 **head,
                 "quantization": str(config.quantization) if config.quantization else None,
+                "kv_dtype": arguments.kv_dtype,
                 "backend": backend,
                 "exact": arguments.exact,
                 "hopper_unsupported": unsupported,
@@ -58,6 +60,7 @@ def planned(arguments: argparse.Namespace) -> str:
         )
     exact = ", exact" if arguments.exact else ""
     stored = f", {config.quantization}" if config.quantization else ""
+    stored += f", keys and values in {arguments.kv_dtype}" if fp8_kv else ""
     lines = [f"{arguments.plan} in {dtype}{stored} on {device}: backend {backend}{exact}"]
     if unsupported and backend == "portable" and arguments.backend is None:
         lines.append(f"hopper was not chosen: {unsupported}")

@@ -64,13 +64,14 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What the table follows from; `page_size` in tokens."""
+    """What the table follows from; `page_size` in tokens; `fp8_kv`: keys and values are in fp8."""
 
     config: ModelConfig
     target: Target
     dtype: str
     plan: KernelPlan
     page_size: int = 16
+    fp8_kv: bool = False
 
 
 def step_kernels(setting: Setting) -> list[Entry]:
@@ -154,7 +155,7 @@ def _attention(one: Setting, plan: Callable[..., Any], tokens: int, option: bool
         return Chosen("attention")
     config, gpu = one.config, one.target.gpu
     heads = config.q_heads, config.kv_heads, config.head_dim
-    return Chosen(*plan(gpu, one.dtype, tokens, *heads, one.page_size, option))
+    return Chosen(*plan(gpu, one.dtype, tokens, *heads, one.page_size, option, one.fp8_kv))
 
 
 def _sampling(one: Setting) -> Chosen:

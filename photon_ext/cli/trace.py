@@ -12,6 +12,7 @@ from photon_ext.cli.terminal import complain, say
 from photon_ext.engine import Engine, Output
 from photon_ext.engine.options import EngineOptions, choose_device
 from photon_ext.errors import ConfigError
+from photon_ext.models.layers.buffers import kv_bytes_per_token
 from photon_ext.models.loading.loader import load_model
 from photon_ext.observe import timeline
 from photon_ext.observe.render.save import has_matplotlib
@@ -61,7 +62,8 @@ def trace(arguments: argparse.Namespace) -> Traced:
         )
     _check_directory(Path(arguments.out))
     prompts = [given[index % len(given)] for index in range(max(arguments.batch, len(given)))]
-    options = {"depth": arguments.depth, "max_rows": len(prompts), "backend": arguments.backend}
+    options = {name: getattr(arguments, name) for name in ("depth", "backend", "kv_dtype")}
+    options["max_rows"] = len(prompts)
     EngineOptions(**options)  # a wrong option shows before the model is loaded
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
     config, weights, tokenizer = load_model(
@@ -78,7 +80,8 @@ def trace(arguments: argparse.Namespace) -> Traced:
         )
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
-    read, kv_per_token = weights.bytes_per_step, config.kv_bytes_per_token(weights.dtype.itemsize)
+    read = weights.bytes_per_step
+    kv_per_token = kv_bytes_per_token(config, weights.dtype, arguments.kv_dtype)
     kv = round(kv_per_token * mean_context(outputs))
     recording.bytes_per_step = read + kv
     recording.bytes_note = (

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext.checks import (
     Backend,
+    KvDtype,
     Prefill,
     check_backend,
     check_count,
     check_counts,
     check_depth,
     check_flag,
+    check_kv_dtype,
     check_prefill,
 )
 from photon_ext.errors import ConfigError, shown
@@ -52,6 +54,10 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
+        kv_dtype: "fp8" stores keys and values as e4m3 numbers, with a float32 scale for each token
+            and KV head: the same memory has nearly twice the pages of a bfloat16 model, and answers
+            differ a little. Attention then runs its portable kernels on GPUs, too; the Hopper ones
+            do not read fp8 yet. None: they have the dtype of the model.
         chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
             that fits there; else 256.
         prefill: "mixed": every step has all decode rows. Beside them are as many prompt tokens as
@@ -124,6 +130,7 @@ class EngineOptions:
     depth: int = 2
     page_size: int = 16
     num_pages: int | None = None
+    kv_dtype: KvDtype | None = None
     chunk: int | None = None
     prefill: Prefill | None = None
     max_tokens_per_step: int | None = None
@@ -178,6 +185,7 @@ class EngineOptions:
         check_backend(self.backend)
         self._check_plan()
         check_prefill(self.prefill)
+        check_kv_dtype(self.kv_dtype)
         self._settle("depth", check_depth(self.depth))
 
     def _check_plan(self) -> None:

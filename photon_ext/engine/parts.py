@@ -143,6 +143,7 @@ def make_model(
         lora=lora,
         embeds_tokens=options.embeds_tokens,
         region=region,
+        kv_dtype=options.kv_dtype,
     )
     return runtime, decoder, size
 

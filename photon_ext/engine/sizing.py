@@ -14,7 +14,11 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import KernelPlan
 from photon_ext.models.layers.attention import attention_words
-from photon_ext.models.layers.buffers import activation_bytes, workspace_words
+from photon_ext.models.layers.buffers import (
+    activation_bytes,
+    kv_bytes_per_token,
+    workspace_words,
+)
 from photon_ext.models.lora import LoraShape
 from photon_ext.models.region import RegionConfig
 from photon_ext.models.rope import table_bytes
@@ -161,12 +165,12 @@ class SizedModel(NamedTuple):
 
     def need(self, options: EngineOptions, rows: int) -> Need:
         """What `rows` rows need."""
-        config, itemsize = self.config, self.dtype.itemsize
+        config = self.config
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0
         return Need(
             self._decoder_bytes(options, rows) + counts + self.automata_bytes(options),
-            options.page_size * config.kv_bytes_per_token(itemsize),
+            options.page_size * kv_bytes_per_token(config, self.dtype, options.kv_dtype),
             options.num_pages or max(rows, per_row),
             rows * per_row,
         )
@@ -177,8 +181,9 @@ class SizedModel(NamedTuple):
         tokens, segments = self.step_size(options, rows)
         places, lora = options.embeds_tokens * config.hidden, options.lora_slots > 0
         words = workspace_words(config, plan, tokens, segments, lora)
+        fp8_kv = options.kv_dtype is not None
         of_attention = attention_words(
-            config, plan, segments, options.page_size, dtype, self.device
+            config, plan, segments, options.page_size, dtype, self.device, fp8_kv
         )
         total = activation_bytes(config, tokens, segments, dtype) + dtype.itemsize * places
         total += 4 * (sum(words) + sum(of_attention))

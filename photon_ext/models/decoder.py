@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from photon_ext import ops
+from photon_ext.checks import KvDtype
 from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
 from photon_ext.models.config import ModelConfig
@@ -78,6 +79,7 @@ class Decoder:
         lora: LoraSlots | None = None,
         embeds_tokens: int = 0,
         region: RegionHeads | None = None,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         """Allocates everything that steps will use.
 
@@ -86,6 +88,7 @@ class Decoder:
         `lora`: the adapters that rows may have, in steps that say so (`StepTensors.features`).
         `embeds_tokens`: places for embeddings in the place of tokens.
         `region`: heads for spatial answers, in steps that say so, too.
+        `kv_dtype`: how keys and values are stored; None: in the dtype of the weights.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for or its window of attention.
         """
@@ -113,10 +116,10 @@ class Decoder:
         blocks = _blocks(weights, lora)
         following = [*(block.first for block in blocks[1:]), weights.head]
         self._blocks = tuple(zip(blocks, following, strict=True))
-        self._kv = allocate_kv_pool(config, num_pages, page_size, dtype, device)
+        self._kv = allocate_kv_pool(config, num_pages, page_size, dtype, device, kv_dtype)
         attentions = [block.attention for block in blocks]
         self._attention = PagedAttention(
-            config, attentions, self._kv, max_len, max_segments, self.plan
+            config, attentions, self._kv, dtype, max_len, max_segments, self.plan
         )
         self._arena = allocate_activations(config, max_step_tokens, max_segments, dtype, device)
         words = workspace_words(config, self.plan, max_step_tokens, max_segments, lora is not None)

@@ -324,13 +324,13 @@ def chunk_attention_unsupported(config: ModelConfig, target: Target, dtype: str)
 
 
 def balanced_attention_unsupported(
-    config: ModelConfig, target: Target, dtype: str, page_size: int
+    config: ModelConfig, target: Target, dtype: str, page_size: int, fp8_kv: bool = False
 ) -> str | None:
     """Of attention of chunks as KernelPlan.balanced_attention has it; where it does not take the
-    model, chunks attend as without.
+    model, or keys and values in fp8, chunks attend as without.
     """
     heads = config.q_heads, config.kv_heads, config.head_dim
-    return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, page_size)[1]
+    return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, page_size, fp8_kv=fp8_kv)[1]
 
 
 def link_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:

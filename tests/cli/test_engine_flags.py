@@ -19,6 +19,7 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "buckets": (["--buckets", "1,8"], (1, 8)),
     "prefill": (["--prefill", "mixed"], "mixed"),
     "backend": (["--backend", "portable"], "portable"),
+    "kv_dtype": (["--kv-dtype", "fp8"], "fp8"),
     "graph": (["--no-graph"], False),
     "exact": (["--exact"], True),
     "automata_dir": (["--automata-dir", "x"], "x"),

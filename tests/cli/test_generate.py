@@ -51,6 +51,14 @@ def test_json_has_the_log_probabilities_that_were_asked_for(generate: Command) -
         assert found["text"] == f"w{found['token_id']}"
 
 
+def test_keys_and_values_may_be_in_fp8(generate: Command) -> None:
+    short = "w5 w6 w7 w8 w9", "--json", "--max-new-tokens", "5", "--logprobs", "0"
+    plain, fp8 = (json.loads(generate(*short, *more)[1]) for more in ((), ("--kv-dtype", "fp8")))
+    logprobs = [[found["logprob"] for found in result["logprobs"]] for result in (plain, fp8)]
+    assert logprobs[0] != logprobs[1]
+    assert logprobs[1][0] == pytest.approx(logprobs[0][0], abs=0.2)
+
+
 def test_text_goes_to_stdout_and_the_summary_to_stderr(generate: Command) -> None:
     common = "w5 w6 w7", "--max-new-tokens", "7"
     text = json.loads(generate(*common, "--json")[1])["text"]

@@ -50,6 +50,16 @@ def test_it_writes_what_it_says_and_prints_the_summary(
     assert " of keys and values (mean)" in text
 
 
+def test_keys_and_values_in_fp8_are_fewer_bytes(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    short, read = ("--max-new-tokens", "5", "--prompt", "w5 w6"), []
+    for more in ((), ("--kv-dtype", "fp8")):
+        assert run(capsys, *on(model, tmp_path), *short, *more)[0] == 0
+        read.append(json.loads((tmp_path / "summary.json").read_text())["bytes_per_step"])
+    assert read[1] < read[0]
+
+
 def test_a_path_that_the_output_cannot_spell_is_no_crash(model: str, tmp_path: Path) -> None:
     out = tmp_path / "\u00e4"
     line = [sys.executable, "-m", "photon_ext", *on(model, out), "--prompt", "w5"]

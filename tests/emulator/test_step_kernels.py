@@ -33,7 +33,8 @@ config = ModelConfig(Family.QWEN3, *given["shape"])
 hopper, decode, chunks, *others = given["plan"]
 plan = KernelPlan(hopper, ExecutionModes(*decode), ExecutionModes(*chunks), *others)
 weights = random_weights(config, getattr(torch, given["dtype"]))
-decoder = Harness(config, weights, 112, 16, rows=98, max_step_tokens=128, plan=plan)
+sizes = {"rows": 98, "max_step_tokens": 128}
+decoder = Harness(config, weights, 112, 16, plan=plan, kv_dtype=given["kv_dtype"], **sizes)
 library.photon_emulator_take_kernel.restype = ctypes.c_uint64
 take = lambda: list(iter(library.photon_emulator_take_kernel, 0))
 
@@ -118,14 +119,32 @@ def test_the_kernels_that_a_plan_names_are_those_that_run(
     capability: tuple[int, int],
     tokens: tuple[int, ...],
 ) -> None:
+    check_kernels(emulated, shape, exact, backend, dtype, capability, tokens)
+
+
+def test_so_are_those_that_it_names_for_keys_and_values_in_fp8(emulated: Path) -> None:
+    check_kernels(emulated, ROUND, False, None, "bfloat16", (9, 0), (1, 33), fp8_kv=True)
+
+
+def check_kernels(
+    emulated: Path,
+    shape: tuple[int, ...],
+    exact: bool,
+    backend: Backend | None,
+    dtype: str,
+    capability: tuple[int, int],
+    tokens: tuple[int, ...],
+    fp8_kv: bool = False,
+) -> None:
     config, target = ModelConfig(Family.QWEN3, *shape), gpu_target(capability)
     plan = plan_kernels(config, target, dtype, backend, exact)
-    entries = step_kernels(Setting(config, target, dtype, plan))
+    entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))
     modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
     given = {
         "shape": shape,
         "plan": [plan.hopper, *modes, plan.balanced_attention, plan.batch_attention],
         "dtype": dtype,
+        "kv_dtype": "fp8" if fp8_kv else None,
         "tokens": tokens,
     }
     library = emulated / "_ops.abi3.so"

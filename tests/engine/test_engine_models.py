@@ -70,7 +70,7 @@ def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:
         assert [list(output.token_ids) for output in alone] == expected
 
 
-def check_paging(folder: Path, device: str) -> None:
+def check_paging(folder: Path, device: str, **options: object) -> None:
     """Tokens do not depend on pages that come late, are shared, or are lost and made again."""
     saved_tiny_model("qwen3-6-3-24", folder)
     shared = prompt_of(14, VOCAB)
@@ -78,14 +78,14 @@ def check_paging(folder: Path, device: str) -> None:
     params = [
         SamplingParams(20 + 2 * i, (0.0, 1.0)[i % 2], seed=i, ignore_eos=True) for i in range(16)
     ]
-    with tiny_engine(folder, 1, device, prefix_cache=False) as engine:
+    with tiny_engine(folder, 1, device, prefix_cache=False, **options) as engine:
         expected = [output.token_ids for output in engine.generate(prompts, params)]
         assert engine.stats().preemptions == engine.stats().prefix_hit_tokens == 0
     preemptions = hits = 0
     for depth in (1, 2):
         for num_pages in (14, 20, 26):
-            exact = num_pages == 14
-            with tiny_engine(folder, depth, device, exact=exact, num_pages=num_pages) as engine:
+            sizes = {"exact": num_pages == 14, "num_pages": num_pages}
+            with tiny_engine(folder, depth, device, **sizes, **options) as engine:
                 outputs = engine.generate(prompts, params)
                 now = engine.stats()
             assert [output.token_ids for output in outputs] == expected

@@ -6,6 +6,7 @@ from enum import Enum
 import pytest
 import torch
 
+from photon_ext.checks import KvDtype
 from photon_ext.engine import sizing
 from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.parts import make_model
@@ -38,6 +39,9 @@ CONFIG = ModelConfig(
     max_positions=512,
 )
 TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, float32
+
+
+HEADS = 2 * 2 * 2  # of a token: keys and values, layers, heads
 
 
 def size(
@@ -266,15 +270,15 @@ MODES = ExecutionModes(fused_tokens=FUSED_TOKENS, batch_tokens=BATCH_TOKENS)
 
 @pytest.mark.parametrize("plan", [KernelPlan(), KernelPlan(True, MODES, MODES)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lora_slots", [0, 2])
+@pytest.mark.parametrize(("lora_slots", "kv_dtype"), [(0, None), (2, None), (0, "fp8")])
 def test_what_a_decoder_holds_is_what_it_is_sized_for(
-    plan: KernelPlan, dtype: torch.dtype, lora_slots: int
+    plan: KernelPlan, dtype: torch.dtype, lora_slots: int, kv_dtype: KvDtype | None
 ) -> None:
     """Besides weights and pages; a layer that rotates and one that does not have two tables."""
     config = replace(CONFIG, unrotated=(1,))
     options = EngineOptions(
         max_rows=4, max_len=100, chunk=8, lora_slots=lora_slots, embeds_tokens=5, kernel_plan=plan,
-        penalties=False, automata_mib=0,
+        penalties=False, automata_mib=0, kv_dtype=kv_dtype,
     )  # fmt: skip
     weights, heads = random_weights(config, dtype), RegionHeads(RegionConfig(32, 32, 8, 12))
     _, decoder, size = make_model(options, config, weights, heads)
@@ -284,6 +288,26 @@ def test_what_a_decoder_holds_is_what_it_is_sized_for(
     needed = target.need(options, size.max_rows).activations
     assert decoder.activation_bytes == needed
     assert sum(storages(decoder, {})[address] for address in held) == needed
+    page = target.need(options, size.max_rows).page
+    assert decoder.kv_bytes == sum(storages(decoder._kv, {}).values()) == page * size.num_pages
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor"), [(torch.float32, 256 / 68), (torch.bfloat16, 128 / 68)]
+)
+def test_fp8_makes_nearly_twice_the_pages_of_bfloat16(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, factor: float
+) -> None:
+    """A scale of 4 bytes beside each 64 numbers of a byte."""
+    config = replace(CONFIG, head_dim=64)
+    sizes = {"max_rows": 64, "max_len": 512, "chunk": 8, "automata_mib": 0, "penalties": False}
+    plain, fp8 = EngineOptions(**sizes), EngineOptions(**sizes, kv_dtype="fp8")
+    target = sizing.SizedModel(config, dtype, CPU, KernelPlan(), None)
+    memory = target.need(plain, 64).activations + 2**21
+    monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
+    pages = [size_engine(one, config, dtype, CPU, KernelPlan()).num_pages for one in (plain, fp8)]
+    assert pages[1] == pytest.approx(factor * pages[0], rel=0.01)
+    assert pages[1] == 2**21 // (16 * HEADS * (64 + 4))
 
 
 def test_places_of_embeddings_take_their_memory_from_the_pages(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from photon_ext import ops
+from photon_ext.checks import KvDtype
 from photon_ext.layout import NO_PAGE, ROW_COLUMNS, RowColumn
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
@@ -33,6 +34,11 @@ def _last_live(decodes: list[Chunk]) -> int:
     return max((i + 1 for i, chunk in enumerate(decodes) if chunk is not DEAD), default=0)
 
 
+def _indexable(cache: torch.Tensor) -> torch.Tensor:
+    """torch does not index fp8 on every device."""
+    return cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
+
+
 class Harness:
     """A decoder of `rows` rows, each with `max_len` positions over pages in random order; row 0
     is padding.
@@ -53,6 +59,7 @@ class Harness:
         max_step_tokens: int = 64,
         lora: LoraSlots | None = None,
         plan: KernelPlan | None = None,
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self.slots: dict[int, int] = {}
         self.device = weights.device
@@ -61,7 +68,7 @@ class Harness:
         entries, segments = max(max_step_tokens, rows), max(rows, min(2 * rows, 64))
         sizes = (entries, segments, max_len, page_size, num_pages)
         plan = plan or plan_for(config, weights, "hopper" if hopper else "portable", exact)
-        self.decoder = Decoder(config, weights, *sizes, plan, lora)
+        self.decoder = Decoder(config, weights, *sizes, plan, lora, kv_dtype=kv_dtype)
         order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.full((rows + 1, pages_per_row), NO_PAGE, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)
@@ -153,7 +160,8 @@ class Harness:
         positions = torch.arange(length, device=self.device)
         page_size = self.decoder.page_size
         pages = self.page_table[row].long()[positions // page_size]
-        return torch.stack([cache[pages, positions % page_size] for cache in self.caches()])
+        places = pages, positions % page_size
+        return torch.stack([_indexable(cache)[places] for cache in self.caches()])
 
     def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         """`count` greedy tokens after each prompt, all prompts in one batch on rows 1, 2, ..."""

@@ -199,6 +199,23 @@ def test_heads_that_attention_does_not_take_are_named() -> None:
     assert found == {(op, "attention", why) for op in ops}
 
 
+@pytest.mark.parametrize("exact", [False, True])
+def test_keys_and_values_in_fp8_are_read_by_portable_attention_alone(exact: bool) -> None:
+    """Everything else stays as it is; nor is there a workspace to deal chunks out evenly."""
+    config = NAMED_SHAPES["qwen3-4b"]
+    plan = plan_kernels(config, H200, "bfloat16", exact=exact)
+    entries = step_kernels(Setting(config, H200, "bfloat16", plan, fp8_kv=True))
+    why = "keys and values are fp8, which the portable kernels alone read"
+    attention = [entry for entry in entries if entry.op.startswith("attention")]
+    assert {(entry.kernel, entry.why) for entry in attention} == {("attention", why)}
+    others = [entry for entry in table(config, exact=exact) if not entry.op.startswith("attention")]
+    assert [entry for entry in entries if entry not in attention] == others
+    assert balanced_attention_unsupported(config, H200, "bfloat16", 16, fp8_kv=True) == why
+    portable = replace(plan, hopper=False)
+    entries = step_kernels(Setting(config, H200, "bfloat16", portable, fp8_kv=True))
+    assert all(entry.why is None for entry in entries if entry.op.startswith("attention"))
+
+
 def test_on_a_cpu_nothing_goes_through_torch() -> None:
     assert plan_kernels(CONFIG, Target(), "float32") == KernelPlan()
     assert {ExecutionModes().of(tokens) for tokens in (1, 33, 4096)} == {ExecutionMode.OWN}

@@ -107,6 +107,7 @@ def attention_words(
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
+    fp8_kv: bool,
 ) -> AttentionWords:
     """What the plan's kernels need in steps of up to `segments` segments."""
     decode = chunks = 0
@@ -114,8 +115,8 @@ def attention_words(
         heads = config.q_heads, config.kv_heads, config.head_dim
         decode = ops.attention_workspace_words(max_segments, *heads)
     if plan.balanced_attention:
-        name = dtype_name(dtype)
-        if balanced_attention_unsupported(config, target_of(device), name, page_size) is None:
+        target, name = target_of(device), dtype_name(dtype)
+        if balanced_attention_unsupported(config, target, name, page_size, fp8_kv) is None:
             chunks = ops.chunk_workspace_words(config.head_dim, most_ctas(device))
     return AttentionWords(decode, chunks)
 
@@ -132,13 +133,14 @@ class PagedAttention:
         config: ModelConfig,
         layers: Iterable[Attention],
         kv: KvPool,
+        dtype: torch.dtype,
         max_len: int,
         max_segments: int,
         plan: KernelPlan,
     ) -> None:
-        """`max_len`: positions; `max_segments`: of a step."""
+        """`dtype`: of the model; `max_len`: positions; `max_segments`: of a step."""
         _, page_size, _, _ = kv.keys[0].shape
-        dtype, device = kv.keys[0].dtype, kv.keys[0].device
+        device, fp8_kv = kv.keys[0].device, kv.scales[0] is not None
         hopper = plan.hopper
         self._config, self._kv, self._hopper, self._batch = config, kv, hopper, plan.batch_attention
         self._tables = {
@@ -146,7 +148,7 @@ class PagedAttention:
             for rotates in {layer.rotates for layer in layers}
         }
         self._side = torch.cuda.Stream(device) if hopper and device.type == "cuda" else None
-        words = attention_words(config, plan, max_segments, page_size, dtype, device)
+        words = attention_words(config, plan, max_segments, page_size, dtype, device, fp8_kv)
         self._workspace, self._chunk_workspace = (
             torch.zeros(count, dtype=torch.float32, device=device) if count else None
             for count in words
@@ -213,6 +215,7 @@ class PagedAttention:
             hopper=self._hopper,
             pdl=early,
             batch=self._batch,
+            kv_scale=self._kv.scales[layer.index],
         )
 
     def _chunks(
@@ -220,6 +223,7 @@ class PagedAttention:
     ) -> None:
         """`attend` for any tokens, but with counts not for those that are decode tokens."""
         keys, values = self._kv.keys[layer.index], self._kv.values[layer.index]
+        scales = self._kv.scales[layer.index]
         q, k, v, attention = self._heads(buffers)
         ops.rope_append_kv_(
             q,
@@ -234,6 +238,7 @@ class PagedAttention:
             layer.k_norm,
             self._config.rms_eps,
             counts,
+            scales,
         )
         ops.paged_attention_into(
             attention,
@@ -249,6 +254,7 @@ class PagedAttention:
             counts=counts,
             workspace=self._chunk_workspace,
             pdl=True,  # what it reads ahead was there before the step's first layer
+            kv_scale=scales,
         )
 
     def _heads(

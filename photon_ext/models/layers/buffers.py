@@ -14,12 +14,14 @@ from typing import NamedTuple
 import torch
 
 from photon_ext import ops
+from photon_ext.checks import KvDtype
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import KernelPlan, has_spare_workspace
 from photon_ext.models.projections import head_projection, layer_projections
 from photon_ext.weight_format import SCALE_BLOCK
 
 _ALIGNMENT = 256  # bytes; what allocators and vectorized loads like
+_SCALE_BYTES = 4  # of keys and values in fp8: one for each token and head
 _MOST_NUMBERS = 1 << 26  # words of 4 bytes: what a workspace of numbers takes at most
 
 
@@ -172,20 +174,35 @@ def allocate_workspaces(
 
 @dataclass(frozen=True)
 class KvPool:
-    """Keys and values by layer, each [pages, page_size, kv_heads, head_dim].
+    """Keys and values by layer, each [pages, page_size, kv_heads, head_dim], and their scales,
+    float32 [pages, 2, kv_heads, page_size], where they are in fp8.
 
     Who may use a page is the page table's business.
     """
 
     keys: tuple[torch.Tensor, ...]
     values: tuple[torch.Tensor, ...]
+    scales: tuple[torch.Tensor | None, ...]
     nbytes: int
 
 
+def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype, kv_dtype: KvDtype | None) -> int:
+    """Memory of keys and values of a token over all layers; `dtype`: of the model."""
+    if kv_dtype is None:
+        return config.kv_bytes_per_token(dtype.itemsize)
+    scales = 2 * config.layers * config.kv_heads
+    return config.kv_bytes_per_token(torch.float8_e4m3fn.itemsize) + _SCALE_BYTES * scales
+
+
 def allocate_kv_pool(
-    config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig,
+    num_pages: int,
+    page_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_dtype: KvDtype | None = None,
 ) -> KvPool:
-    """Pages for all layers in one allocation.
+    """Pages for all layers in one allocation, and their scales in another; `dtype`: of the model.
 
     On CUDA the memory is zeroed: a kernel that loads whole tiles multiplies what lies past a row's
     length by zero, which must not be NaN. On a CPU it is not touched, so that the operating system
@@ -193,7 +210,11 @@ def allocate_kv_pool(
     """
     shape = (config.layers, 2, num_pages, page_size, config.kv_heads, config.head_dim)
     allocate = torch.empty if device.type == "cpu" else torch.zeros
-    memory = allocate(shape, dtype=dtype, device=device)
-    return KvPool(
-        tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory), memory.nbytes
-    )
+    stored = dtype if kv_dtype is None else torch.float8_e4m3fn
+    memory = allocate(shape, dtype=stored, device=device)
+    keys, values = tuple(layer[0] for layer in memory), tuple(layer[1] for layer in memory)
+    if kv_dtype is None:
+        return KvPool(keys, values, (None,) * config.layers, memory.nbytes)
+    of_scales = (config.layers, num_pages, 2, config.kv_heads, page_size)
+    scales = allocate(of_scales, dtype=torch.float32, device=device)
+    return KvPool(keys, values, tuple(scales), memory.nbytes + scales.nbytes)
