@@ -5,7 +5,9 @@
 Over a fixed text (random ids for random weights): the KL divergence of what follows each token from
 what the reference says, the share of tokens after which both say the same, and the perplexity of
 the text. Beside them the bytes of weights that a decode step reads, and ms per step of one stream
-through the engine. In fp8 and int4 weights are rounded to nearest and run as stored.
+through the engine. In fp8 and int4 weights are rounded to nearest and run as stored. With
+`--kv-dtype fp8` keys and values of all formats are in fp8 besides, but not those of the reference;
+`--formats float32 --kv-dtype fp8` shows what that alone changes.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import sys
 from argparse import ArgumentTypeError, Namespace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -27,6 +29,7 @@ from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
+from photon_ext.checks import KvDtype
 from photon_ext.models.config import ModelConfig
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
@@ -63,17 +66,19 @@ class Bench:
     def compare(self, form: str) -> dict[str, Any]:
         """One of FORMATS."""
         assert self._expected is not None
-        candidate = in_format(form, self._config, self._weights)
-        found = self._logits(candidate)
-        return {**self._figures(candidate, found), **divergence(self._expected, found)}
+        candidate, kv_dtype = in_format(form, self._config, self._weights), self._args.kv_dtype
+        found = self._logits(candidate, kv_dtype)
+        return {**self._figures(candidate, found, kv_dtype), **divergence(self._expected, found)}
 
-    def _logits(self, candidate: Candidate) -> torch.Tensor:
-        return text_logits(*candidate, self._ids, self._args.chunk)
+    def _logits(self, candidate: Candidate, kv_dtype: KvDtype | None = None) -> torch.Tensor:
+        return text_logits(*candidate, self._ids, self._args.chunk, kv_dtype)
 
-    def _figures(self, candidate: Candidate, logits: torch.Tensor) -> dict[str, Any]:
+    def _figures(
+        self, candidate: Candidate, logits: torch.Tensor, kv_dtype: KvDtype | None = None
+    ) -> dict[str, Any]:
         speed: float | None = None
         if not self._args.no_speed:
-            speed = through_engine(*candidate, 1, False)["ms_per_step"]
+            speed = through_engine(*candidate, 1, False, kv_dtype)["ms_per_step"]
         return {
             "tokens": len(self._ids),
             "perplexity": perplexity(logits, self._ids),
@@ -113,9 +118,10 @@ def run_model(name: str, device: torch.device, args: Namespace, result: ResultFi
 
     if result.measure({**labels, "format": args.dtype}, reference) is None:
         return
+    beside = f", {args.kv_dtype} kv" if args.kv_dtype else ""
     for form in args.formats:
-        if form != args.dtype:
-            result.measure({**labels, "format": form}, partial(made[0].compare, form))
+        if form != args.dtype or beside:
+            result.measure({**labels, "format": form + beside}, partial(made[0].compare, form))
 
 
 def formats(text: str) -> list[str]:
@@ -144,6 +150,8 @@ def main(given: list[str] | None = None) -> int:
     add("--dtype", choices=cli.DTYPES, default="float32", help=told)
     default = "bfloat16,fp8,int4"
     add("--formats", type=formats, default=default, help=f"some of {', '.join(FORMATS)}")
+    told = "of keys and values of the formats; default: theirs"
+    add("--kv-dtype", choices=get_args(KvDtype), help=told)
     add("--text", type=text_file, default=TEXT, help="a file; default: benchmarks/data/quality.txt")
     add("--tokens", type=cli.positive_integer, help="of the text; default: all")
     told = "tokens of a step; with 1 all are decode steps, whose kernels are others"

@@ -14,7 +14,7 @@ from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.kernel_cases.linears import projections
 from photon_ext import Engine, SamplingParams
-from photon_ext.checks import Backend
+from photon_ext.checks import Backend, KvDtype
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind
@@ -27,7 +27,11 @@ PRODUCT = {"cuda": 8192, "cpu": 512}  # rows and columns of a large matrix produ
 
 
 def through_engine(
-    config: ModelConfig, weights: DecoderWeights, batch: int, exact: bool
+    config: ModelConfig,
+    weights: DecoderWeights,
+    batch: int,
+    exact: bool,
+    kv_dtype: KvDtype | None = None,
 ) -> dict[str, Any]:
     """ms per step of `batch` requests at once, all of the engine's own work included: the time of
     long answers less that of short ones, each the best of REPEATS, by the steps between them.
@@ -35,7 +39,7 @@ def through_engine(
     """
     short, long = ANSWERS[weights.device.type]
     length = PROMPT + long
-    options = {"max_rows": batch, "max_len": length, "buckets": (batch,), "exact": exact}
+    sizes = {"max_rows": batch, "max_len": length, "buckets": (batch,)}
     seeds = iter(range(1 + 2 * REPEATS))
 
     def seconds(engine: Engine, count: int) -> float:
@@ -48,7 +52,9 @@ def through_engine(
             raise BenchmarkError(f"answers are not of {count} tokens: {outputs[0].error}")
         return taken
 
-    with Engine.from_weights(config, weights, None, **options) as made:
+    with Engine.from_weights(
+        config, weights, None, exact=exact, kv_dtype=kv_dtype, **sizes
+    ) as made:
         seconds(made, min(WARM_UP, short))
         least = {n: min(seconds(made, n) for _ in range(REPEATS)) for n in (short, long)}
         now = made.stats()

@@ -165,6 +165,14 @@ def test_fewer_bits_are_further_off(weights: DecoderWeights) -> None:
     assert 0 < 4 * found[1] < 2 * found[2] < found[3]
 
 
+def test_keys_and_values_in_fp8_change_less_than_weights_in_fp8(weights: DecoderWeights) -> None:
+    expected = text_logits(TINY, weights, IDS)
+    found = text_logits(TINY, weights, IDS, kv_dtype="fp8")
+    rounded = text_logits(*in_format("fp8", TINY, weights), IDS)
+    means = [divergence(expected, one)["kl"]["mean"] for one in (found, rounded)]
+    assert 0 < means[0] < means[1]
+
+
 # --- the command ----------------------------------------------------------------------------------
 
 
@@ -201,6 +209,15 @@ def test_a_format_that_cannot_be_made_fails_alone(
         ("fp8", "ok"),
     ]
     assert run["entries"][2]["ms_per_step"] is None
+
+
+def test_keys_and_values_of_formats_may_be_in_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    given = "--model tiny --device cpu --tokens 20 --formats float32 --kv-dtype fp8 --no-speed"
+    assert quality.main([*given.split(), "--json", str(path)]) == 0
+    (run,) = read_runs(path)
+    assert [entry["format"] for entry in run["entries"]] == ["float32", "float32, fp8 kv"]
+    assert run["entries"][1]["kl"]["mean"] > 0
 
 
 def test_options_that_name_nothing_are_refused(tmp_path: Path) -> None:
