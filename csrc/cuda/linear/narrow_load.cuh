@@ -121,14 +121,19 @@ struct Fp8Load {
     const uint2 high = *reinterpret_cast<const uint2*>(from + 32);
     return make_uint4(low.x, low.y, high.x, high.y);
   }
-  __device__ static void order(uint4&) {}
+  // Columns 0 and 2, 1 and 3: the pairs that masks find.
+  __device__ static void order(uint4& x) {
+    x = make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632),
+                   __byte_perm(x.z, x.w, 0x5410), __byte_perm(x.z, x.w, 0x7632));
+  }
 
   __device__ static void decode(const uint32_t (&w)[kMatrices][4], int depth, uint32_t (&a)[4]) {
+    constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x07f007f0u, kTwoTo120 = 0x7b807b80u;
 #pragma unroll
     for (int rows = 0; rows < 2; ++rows) {
       const uint32_t bytes = w[depth / 2][depth % 2 * 2 + rows];
-      a[rows] = two_numbers(__byte_perm(bytes, 0, 0x1404));
-      a[rows + 2] = two_numbers(__byte_perm(bytes, 0, 0x3424));
+      a[rows] = times_bf16((bytes << 8 & kSign) | (bytes << 4 & kMagnitude), kTwoTo120);
+      a[rows + 2] = times_bf16((bytes & kSign) | (bytes >> 4 & kMagnitude), kTwoTo120);
     }
   }
 
@@ -136,13 +141,6 @@ struct Fp8Load {
                                 int warp, int) {
     const int bits = stored.word_bits;
     return reinterpret_cast<const float*>(at)[(row << bits) + (bits > 0 ? warp : 0)];
-  }
-
- private:
-  // Of two numbers in the high bytes of halves.
-  __device__ static uint32_t two_numbers(uint32_t high) {
-    constexpr uint32_t kTwoTo120 = 0x7b807b80u;
-    return times_bf16((high & 0x80008000u) | (high >> 4 & 0x07f007f0u), kTwoTo120);
   }
 };
 
