@@ -1,7 +1,8 @@
 """dequantized: the numbers of a weight of any format, in plain PyTorch.
 
-Each is rounded to float32 once, as kernels do. The blocks are those of GGUF files:
-https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
+Each is rounded to float32 once (where its scale is divided, that was before), as kernels do. Blocks
+are those of GGUF files: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h. e2m1 and
+e8m0: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ def dequantized(weight: Tensor | Weight) -> Tensor:
         return weight.data.float() * _of_columns(weight)
     if weight.format is WeightFormat.INT4:
         return _int4(weight)
+    if weight.format.is_fp4:
+        return _e2m1(weight)
     data, form = weight.data, weight.format
     blocks = data.reshape(len(data), -1, form.bytes)
     return _BLOCKS[form](blocks).reshape(len(data), weight.k)
@@ -37,6 +40,17 @@ def has_finite_scales(weight: Weight) -> bool:
     blocks = weight.data.reshape(weight.n, -1, weight.format.bytes)
     halves = (_half(blocks, at) for at in _HALVES[weight.format])
     return all(bool(half.isfinite().all()) for half in halves)
+
+
+def fp4_scales(weight: Weight) -> Tensor:
+    """What the blocks of MXFP4 and NVFP4 are multiplied by, float32 [n, blocks of a row]; NaN where
+    a scale is.
+    """
+    assert weight.scale is not None
+    is_e8m0 = weight.format is WeightFormat.MXFP4
+    stored = weight.scale.view(torch.float8_e8m0fnu) if is_e8m0 else weight.scale
+    scale = stored.float()
+    return scale if weight.divisor is None else scale / weight.divisor
 
 
 def _of_columns(weight: Weight) -> Tensor:
@@ -54,6 +68,12 @@ def _int4(weight: Weight) -> Tensor:
     codes = torch.stack(_nibbles(weight.data), dim=-1).view(weight.n, weight.scale.shape[1], -1)
     zero = 8 if weight.zero is None else weight.zero.float()[..., None]
     return ((codes.float() - zero) * weight.scale.float()[..., None]).flatten(1)
+
+
+def _e2m1(weight: Weight) -> Tensor:
+    codes = torch.stack(_nibbles(weight.data), dim=-1).view(weight.n, -1, weight.format.columns)
+    numbers = torch.tensor(_E2M1, device=codes.device)[codes.int()]
+    return (numbers * fp4_scales(weight)[..., None]).flatten(1)
 
 
 def _nibbles(data: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,6 +149,9 @@ def _q6_k(blocks: Tensor) -> Tensor:
     numbers: Tensor = (codes.float() - 32).unflatten(-1, (2, 16))
     return numbers.mul(scales.unflatten(-1, (2, 4, 2))[..., None])
 
+
+# By code. There is a -0, which is read as 0.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 _BLOCKS: Mapping[WeightFormat, Callable[[Tensor], Tensor]] = {
     WeightFormat.Q4_0: _q4_0,

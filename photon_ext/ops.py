@@ -120,7 +120,7 @@ def _stored(weight: Tensor | Weight) -> tuple[Tensor, tuple[Tensor | int | None,
     """The numbers of a weight, and what ops are given of it at their end."""
     if isinstance(weight, Tensor):
         return weight, ()
-    return weight.data, (weight.scale, weight.format.code, weight.zero)
+    return weight.data, (weight.scale, weight.format.code, weight.zero, weight.divisor)
 
 
 def _named_tensors(arguments: dict[str, object]) -> Iterator[tuple[str, Tensor]]:

@@ -14,25 +14,31 @@ from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 class Weight:
     """A matrix [n, k]: n outputs of k inputs each. Ops take one where they take a dense tensor.
 
-    A number is rounded to float32 once, before it is multiplied: `photon_ext.dequantize` has it.
+    A number is rounded to float32 once (where its scale is divided, that was before), and then
+    multiplied: `photon_ext.dequantize` has it.
 
     Attributes:
         data: DENSE: [n, k], of the dtype of the activations. FP8: float8_e4m3fn [n, k]; a NaN among
             them (0x7f, 0xff) is not looked for, and read as 480. Else uint8 [n, bytes of a row]:
-            k is whole blocks of the format. Of INT4 the low four bits of a byte are an even column,
-            the high ones the next.
+            k is whole blocks of the format. Of INT4, MXFP4 and NVFP4 the low four bits of a byte
+            are an even column, the high ones the next.
         format: how the numbers lie in it.
         scale: what they are multiplied by; contiguous. FP8: float32 [n, 1], one a row; [n, ceil(k /
             128)], one for each 128 columns of a row; or [ceil(n / 128), ceil(k / 128)], one a block
             of 128 x 128. INT4: float32, float16 or bfloat16 [n, groups], whose columns are a
-            multiple of 32. Else None.
+            multiple of 32. MXFP4: uint8 [n, k / 32], e8m0: 2^(byte - 127). NVFP4: float8_e4m3fn [n,
+            k / 16]. Of the last two a NaN is not looked for: it is read as infinity, or 480. Else
+            None.
         zero: of INT4, uint8 [n, groups], contiguous: a number is (bits - zero) * scale. None: 8.
+        divisor: of MXFP4 and NVFP4, float32 [n, 1], contiguous: a number is e2m1 * (scale /
+            divisor). It is the inverse of a global scale that multiplies. None: 1.
     """
 
     data: Tensor
     format: WeightFormat = WeightFormat.DENSE
     scale: Tensor | None = None
     zero: Tensor | None = None
+    divisor: Tensor | None = None
 
     @property
     def n(self) -> int:
@@ -53,7 +59,8 @@ class Weight:
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it is made of."""
-        yield from (one for one in (self.data, self.scale, self.zero) if one is not None)
+        parts = (self.data, self.scale, self.zero, self.divisor)
+        yield from (one for one in parts if one is not None)
 
     @property
     def nbytes(self) -> int:
@@ -76,4 +83,5 @@ class Weight:
         data = self.data.narrow(0, begin, count)
         scale = None if self.scale is None else self.scale.narrow(0, *of_scale)
         zero = None if self.zero is None else self.zero.narrow(0, *of_scale)
-        return Weight(data, self.format, scale, zero)
+        divisor = None if self.divisor is None else self.divisor.narrow(0, begin, count)
+        return Weight(data, self.format, scale, zero, divisor)

@@ -21,6 +21,8 @@ class WeightFormat(Enum):
     DENSE = "dense"
     FP8 = "fp8"
     INT4 = "int4"
+    MXFP4 = "mxfp4"
+    NVFP4 = "nvfp4"
     Q4_0 = "q4_0"
     Q4_1 = "q4_1"
     Q5_0 = "q5_0"
@@ -40,7 +42,12 @@ class WeightFormat(Enum):
     @property
     def has_scales(self) -> bool:
         """Whether they lie beside the numbers."""
-        return self in (WeightFormat.FP8, WeightFormat.INT4)
+        return self in (WeightFormat.FP8, WeightFormat.INT4) or self.is_fp4
+
+    @property
+    def is_fp4(self) -> bool:
+        """Whether the numbers are e2m1, and their scales a byte each."""
+        return self in (WeightFormat.MXFP4, WeightFormat.NVFP4)
 
     def row_bytes(self, k: int) -> int:
         """Of k columns, which are whole blocks."""

@@ -129,6 +129,7 @@ def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
         if isinstance(one, Weight):
             code = one.format.code
             options |= {"weight_scale": one.scale, "weight_format": code, "weight_zero": one.zero}
+            options["weight_divisor"] = one.divisor
     args = tuple(one.data if isinstance(one, Weight) else one for one in args)
     for index, argument in enumerate(call._schema.arguments):
         if argument.name != "hopper":

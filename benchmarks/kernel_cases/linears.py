@@ -123,8 +123,8 @@ def _stored_copies(at: Setting, projection: Projection, form: WeightFormat) -> l
 
 
 def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
-    """Rounded random numbers. Of a GGUF file's block random bytes of which any two are a float16
-    below 0.125, so that its scales are sane wherever they lie.
+    """Rounded random numbers; of mxfp4 and nvfp4 random codes. Of a GGUF file's block random bytes
+    of which any two are a float16 below 0.125, so that its scales are sane wherever they lie.
     """
     if form is WeightFormat.FP8:
         data, scale = fp8_rows(at.normal(n, k, deviation=k**-0.5))
@@ -135,7 +135,21 @@ def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
         return Weight(data, form, scale)
     generator = torch.Generator(device=at.device).manual_seed(0)
     data = torch.empty(n, form.row_bytes(k), dtype=torch.uint8, device=at.device)
-    return Weight(data.random_(0, 256, generator=generator).bitwise_and_(0x2F), form)
+    data.random_(0, 256, generator=generator)
+    if form.is_fp4:
+        return _fp4(data, form, k)
+    return Weight(data.bitwise_and_(0x2F), form)
+
+
+def _fp4(data: torch.Tensor, form: WeightFormat, k: int) -> Weight:
+    """Scales are 2^-7, those of NVFP4 as 1 that is divided."""
+    n, is_e8m0 = len(data), form is WeightFormat.MXFP4
+    scale = torch.full((n, k // form.columns), 120 if is_e8m0 else 0x38, dtype=torch.uint8)
+    scale = scale.to(data.device)
+    if is_e8m0:
+        return Weight(data, form, scale)
+    divisor = torch.full((n, 1), 128.0, device=data.device)
+    return Weight(data, form, scale.view(torch.float8_e4m3fn), divisor=divisor)
 
 
 def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at: Setting) -> Case:

@@ -5,13 +5,19 @@
 
 namespace photon {
 
-constexpr int kWeightFormats = 11;
+constexpr int kWeightFormats = 13;
 
-constexpr const char* kFormatNames[kWeightFormats] = {
-    "dense", "fp8", "int4", "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k"};
+constexpr const char* kFormatNames[kWeightFormats] = {"dense", "fp8",  "int4", "mxfp4", "nvfp4",
+                                                      "q4_0",  "q4_1", "q5_0", "q5_1",  "q8_0",
+                                                      "q4_k",  "q5_k", "q6_k"};
 
 constexpr const char* name_of(WeightFormat format) {
   return kFormatNames[static_cast<int>(format)];
+}
+
+// Of e2m1 numbers, whose scales are bytes.
+PHOTON_HOST_DEVICE constexpr bool is_fp4(WeightFormat format) {
+  return format == WeightFormat::kMxFp4 || format == WeightFormat::kNvFp4;
 }
 
 // What a row of k columns is made of: k / columns blocks, of so many bytes.
@@ -26,7 +32,10 @@ PHOTON_HOST_DEVICE constexpr BlockLayout block_layout(WeightFormat format) {
     case WeightFormat::kFp8:
       return {1, 1};
     case WeightFormat::kInt4:
+    case WeightFormat::kMxFp4:
       return {32, 16};
+    case WeightFormat::kNvFp4:
+      return {16, 8};
     case WeightFormat::kQ4_0:
       return {32, 18};
     case WeightFormat::kQ4_1:

@@ -23,6 +23,7 @@ struct StoredRow {
   int32_t scale_columns;
   WeightFormat format;
   DType scale_dtype;
+  float divisor;
 };
 
 __device__ inline StoredRow operator+(StoredRow row, int64_t columns) {
@@ -33,13 +34,15 @@ __device__ inline StoredRow operator+(StoredRow row, int64_t columns) {
 __device__ inline StoredRow stored_row(const Weight& w, int64_t r) {
   const WeightScales& s = w.scales;
   const int64_t place = s.data == nullptr ? 0 : r / s.rows * s.stride;
+  const int64_t scale_bytes = is_fp4(w.format) ? 1 : size_of(s.dtype);
   return {static_cast<const uint8_t*>(w.data) + r * w.stride,
-          static_cast<const uint8_t*>(s.data) + place * size_of(s.dtype),
+          static_cast<const uint8_t*>(s.data) + place * scale_bytes,
           s.zeros == nullptr ? nullptr : s.zeros + place,
           0,
           static_cast<int32_t>(s.columns),
           w.format,
-          s.dtype};
+          s.dtype,
+          s.divisors == nullptr ? 1.0f : s.divisors[r]};
 }
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
@@ -93,6 +96,31 @@ __device__ inline int64_t scale_place(const StoredRow& row, int64_t column) {
   return static_cast<uint32_t>(column) / static_cast<uint32_t>(row.scale_columns);
 }
 
+// e4m3: with sign, exponent and mantissa where a float has them, the number is 2^-120 times itself,
+// subnormal ones included.
+__device__ inline float e4m3_as_float(uint32_t bits) {
+  return __uint_as_float((bits & 0x80) << 24 | (bits & 0x7f) << 20) * 0x1p120f;
+}
+
+// Of four e2m1 numbers in 16 bits: 12 + twice each, a byte each.
+__device__ inline uint32_t four_e2m1(uint32_t bits) {
+  const uint32_t positive = __byte_perm(0x0f0e0d0c, 0x18141210, bits & 0x7777);
+  const uint32_t negative = 0x18181818 - positive;
+  const uint32_t signs = bits & 0x8888;
+  const uint32_t is_negative = __byte_perm(0x8000, 0, signs | signs >> 3);  // the sign of byte 1
+  return (positive & ~is_negative) | (negative & is_negative);
+}
+
+// Half the scale of a block of e2m1 numbers: codes are twice the numbers.
+template <WeightFormat kFormat>
+__device__ inline float half_scale(const StoredRow& row, int64_t place) {
+  const uint32_t bits = static_cast<const uint8_t*>(row.scales)[place];
+  const float scale = kFormat == WeightFormat::kNvFp4
+                          ? e4m3_as_float(bits)
+                          : __uint_as_float(max(bits << 23, 1u << 22));  // 2^-127 is subnormal
+  return __fdiv_rn(0.5f * scale, row.divisor);
+}
+
 // Scale and offset of group `i` of a block of Q4_K and Q5_K (cpu/simd/formats.h).
 __device__ inline float2 scale_of_k(const uint8_t* block, int i) {
   const uint8_t* const packed = block + 4;
@@ -120,6 +148,11 @@ __device__ inline StoredPack load_stored(const StoredRow& row, int64_t c) {
     }
     const float zero = row.zeros == nullptr ? 8.0f : row.zeros[place];
     return {codes, zero, scale_at(row, place), 0.0f};
+  } else if constexpr (is_fp4(kFormat)) {
+    const uint8_t* const pairs = block + at / 2;
+    const uint64_t low = four_e2m1(pairs[0] | pairs[1] << 8);
+    const uint64_t high = four_e2m1(pairs[2] | pairs[3] << 8);
+    return {low | high << 32, 12.0f, half_scale<kFormat>(row, c / kLayout.columns), 0.0f};
   } else if constexpr (kFormat == WeightFormat::kQ4_0) {
     const uint64_t codes = load_codes<kEven>(block + 2 + at % 16);
     return {four_bits(codes, at >= 16), 8.0f, half_at(block), 0.0f};
@@ -157,12 +190,6 @@ __device__ inline StoredPack load_stored(const StoredRow& row, int64_t c) {
   }
 }
 
-// e4m3: with sign, exponent and mantissa where a float has them, the number is 2^-120 times itself,
-// subnormal ones included.
-__device__ inline float e4m3_as_float(uint32_t bits) {
-  return __uint_as_float((bits & 0x80) << 24 | (bits & 0x7f) << 20) * 0x1p120f;
-}
-
 // Columns c .. c + 7 of a row of fp8, of which `count` are there. kVector: they lie at a multiple
 // of eight bytes, and all are there.
 template <bool kVector>
@@ -196,6 +223,10 @@ __device__ __noinline__ StoredPack load_block(StoredRow row, int64_t c) {
       break;
     case WeightFormat::kInt4:
       return load_stored<WeightFormat::kInt4, kEven>(row, c);
+    case WeightFormat::kMxFp4:
+      return load_stored<WeightFormat::kMxFp4, kEven>(row, c);
+    case WeightFormat::kNvFp4:
+      return load_stored<WeightFormat::kNvFp4, kEven>(row, c);
     case WeightFormat::kQ4_0:
       return load_stored<WeightFormat::kQ4_0, kEven>(row, c);
     case WeightFormat::kQ4_1:

@@ -9,7 +9,8 @@ namespace {
 
 void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& weight_,
                const std::optional<Tensor>& embeds_, const std::optional<Tensor>& scale_,
-               int64_t format, const std::optional<Tensor>& zero_) {
+               int64_t format, const std::optional<Tensor>& zero_,
+               const std::optional<Tensor>& divisor_) {
   Args arg("embedding_into");
   const Arg rows = arg("weight", weight_).rank(2, "[vocab, hidden]");
   const bool is_dense = format == 0 && !rows.is_fp8();
@@ -18,7 +19,7 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
   const Arg out = is_dense ? arg("out", out_).dtype_of(rows) : arg("out", out_).floating();
   out.shape({decode_meta.size(0), is_dense ? rows.size(1) : Arg::kAny},
             "[tokens of decode_meta, hidden of weight]");
-  const WeightArg weight(arg, rows, {scale_, format, zero_}, out, Arg::kAny, out.size(1),
+  const WeightArg weight(arg, rows, {scale_, format, zero_, divisor_}, out, Arg::kAny, out.size(1),
                          "[vocab, hidden of out]");
   rows.contiguous();
   const OptionalArg embeds = arg("embeds", embeds_);
@@ -26,8 +27,8 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
     embeds->dtype_of(out)
         .shape({Arg::kAny, out.size(1)}, "[embeddings, hidden of weight]")
         .contiguous();
-  out.last_contiguous().written(
-      {&decode_meta, &rows, embeds.get(), weight.scale.get(), weight.zero.get()});
+  out.last_contiguous().written({&decode_meta, &rows, embeds.get(), weight.scale.get(),
+                                 weight.zero.get(), weight.divisor.get()});
 
   EmbeddingParams p{};
   p.out = out.data<void>();

@@ -62,7 +62,8 @@ LinearArgs linear_args(Args& arg, const char* y_name, const Tensor& y_, const Te
                     .last_contiguous();
   const OptionalArg bias = bias_argument(arg, others.bias, x, weight, "[n of weight]");
   const OptionalArg counts = counts_argument(arg, others.counts);
-  y.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(), counts.get()});
+  y.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(),
+             weight.divisor.get(), counts.get()});
   return {x, weight, bias, y, counts};
 }
 
@@ -81,7 +82,8 @@ LinearArgs swiglu_args(Args& arg, const Tensor& out_, const Tensor& x_,
                          "[2 x intermediate of out, hidden of x]");
   const OptionalArg bias = bias_argument(arg, others.bias, x, weight, "[2 x intermediate of out]");
   const OptionalArg counts = counts_argument(arg, others.counts);
-  out.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(), counts.get()});
+  out.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(),
+               weight.divisor.get(), counts.get()});
   return {x, weight, bias, out, counts};
 }
 
@@ -105,7 +107,8 @@ void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Ar
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
   workspace->written({out, &args.y, &args.x, &norm_weight, &args.weight.rows, args.bias.get(),
-                      args.weight.scale.get(), args.weight.zero.get(), args.counts.get()});
+                      args.weight.scale.get(), args.weight.zero.get(), args.weight.divisor.get(),
+                      args.counts.get()});
   p.workspace = workspace->data<float>();
 }
 
@@ -122,24 +125,25 @@ void normalize_input(Args& arg, LinearParams& p, const LinearArgs& args, const T
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
             bool pdl, const std::optional<Tensor>& scale_, int64_t format,
-            const std::optional<Tensor>& zero_) {
+            const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
   Args arg("linear_into");
-  const LinearArgs args =
-      linear_args(arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_}});
+  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_,
+                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kStore, hopper, pdl));
 }
 
 void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
           const std::optional<Tensor>& bias_, const std::optional<Tensor>& scale_, int64_t format,
-          const std::optional<Tensor>& zero_) {
+          const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
   Args arg("gemv_into");
   const Arg x = arg("x", x_).floating().rank(1, "[k]").contiguous();
-  const WeightArg weight(arg, arg("weight", weight_), {scale_, format, zero_}, x, Arg::kAny,
-                         x.size(0), "[n, k of x]");
+  const WeightArg weight(arg, arg("weight", weight_), {scale_, format, zero_, divisor_}, x,
+                         Arg::kAny, x.size(0), "[n, k of x]");
   const Arg out =
       arg("out", out_).dtype_of(x).shape({weight.rows.size(0)}, "[n of weight]").contiguous();
   const OptionalArg bias = bias_argument(arg, bias_, x, weight, "[n of weight]");
-  out.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get()});
+  out.written(
+      {&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(), weight.divisor.get()});
 
   LinearParams p{};
   p.out = out.data<void>();
@@ -157,10 +161,11 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
                  const Tensor& weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
                  const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_,
-                 int64_t format, const std::optional<Tensor>& zero_) {
+                 int64_t format, const std::optional<Tensor>& zero_,
+                 const std::optional<Tensor>& divisor_) {
   Args arg("norm_linear_into");
-  const LinearArgs args =
-      linear_args(arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_}});
+  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_,
+                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
   LinearParams p = args.params(Epilogue::kStore, hopper, pdl);
   normalize_input(arg, p, args, norm_weight_, eps, "[k of x]", workspace_);
   PHOTON_DISPATCH(linear, args.y, p);
@@ -169,10 +174,10 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
                      const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
                      bool hopper, bool pdl, const std::optional<Tensor>& scale_, int64_t format,
-                     const std::optional<Tensor>& zero_) {
+                     const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
   Args arg("linear_residual_");
   const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_,
-                                      {bias_, counts_, {scale_, format, zero_}});
+                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kAdd, hopper, pdl));
 }
 
@@ -180,10 +185,11 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
                  const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
                  const std::optional<Tensor>& counts_, bool hopper, bool pdl,
                  const std::optional<Tensor>& workspace_, const std::optional<Tensor>& scale_,
-                 int64_t format, const std::optional<Tensor>& zero_) {
+                 int64_t format, const std::optional<Tensor>& zero_,
+                 const std::optional<Tensor>& divisor_) {
   Args arg("norm_swiglu_into");
-  const LinearArgs args =
-      swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, counts_, {scale_, format, zero_}});
+  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_,
+                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
   LinearParams p = args.params(Epilogue::kSwiglu, hopper, pdl);
   normalize_input(arg, p, args, norm_weight_, eps, "[hidden of x]", workspace_);
   PHOTON_DISPATCH(linear, args.y, p);
@@ -192,10 +198,10 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 void swiglu(const Tensor& out_, const Tensor& x_, const Tensor& gate_up_weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
             bool pdl, const std::optional<Tensor>& scale_, int64_t format,
-            const std::optional<Tensor>& zero_) {
+            const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
   Args arg("swiglu_into");
-  const LinearArgs args =
-      swiglu_args(arg, out_, x_, gate_up_weight_, {bias_, counts_, {scale_, format, zero_}});
+  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_,
+                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
   PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kSwiglu, hopper, pdl));
 }
 
@@ -204,10 +210,10 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                  const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
                  bool hopper, bool pdl, const std::optional<Tensor>& workspace_,
                  const std::optional<Tensor>& scale_, int64_t format,
-                 const std::optional<Tensor>& zero_) {
+                 const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
   Args arg("linear_norm_into");
   const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_,
-                                      {bias_, counts_, {scale_, format, zero_}});
+                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
   const int64_t tokens = args.x.size(0), n = args.weight.rows.size(0);
   LinearParams p = args.params(Epilogue::kAddNorm, hopper, pdl);
   const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, n, "[n of weight]");
@@ -216,7 +222,8 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                       .shape({tokens, n}, "[tokens of x, n of weight]")
                       .last_contiguous();
   out.written({&args.y, &args.x, &args.weight.rows, &norm_weight, args.bias.get(),
-               args.weight.scale.get(), args.weight.zero.get(), args.counts.get()});
+               args.weight.scale.get(), args.weight.zero.get(), args.weight.divisor.get(),
+               args.counts.get()});
   p.out = out.data<void>();
   p.out_stride = out.stride(0);
   take_workspace(arg, p, args, norm_weight, &out, workspace_,
@@ -226,15 +233,16 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
 }
 
 void dequantize(const Tensor& out_, const Tensor& weight_, const std::optional<Tensor>& scale_,
-                int64_t format, const std::optional<Tensor>& zero_) {
+                int64_t format, const std::optional<Tensor>& zero_,
+                const std::optional<Tensor>& divisor_) {
   Args arg("dequantize_into");
   const Arg out = arg("out", out_).floating().rank(2, "[n, k]").last_contiguous();
-  const WeightArg weight(arg, arg("weight", weight_), {scale_, format, zero_}, out, out.size(0),
-                         out.size(1), "[n, k of out]");
+  const WeightArg weight(arg, arg("weight", weight_), {scale_, format, zero_, divisor_}, out,
+                         out.size(0), out.size(1), "[n, k of out]");
   DequantizeParams p{out.data<void>(), weight.weight(), out.stride(0), out.dtype()};
   if (p.weight.format == WeightFormat::kDense)
     fail(arg.op(), "weight is dense, expected one that is stored in fewer bits");
-  out.written({&weight.rows, weight.scale.get(), weight.zero.get()});
+  out.written({&weight.rows, weight.scale.get(), weight.zero.get(), weight.divisor.get()});
   PHOTON_DISPATCH(dequantize, out, p);
 }
 

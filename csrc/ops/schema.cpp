@@ -27,7 +27,8 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   // embedding
   m.def(
       "embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight, Tensor? embeds=None, "
-      "Tensor? weight_scale=None, int weight_format=0, Tensor? weight_zero=None) -> ()");
+      "Tensor? weight_scale=None, int weight_format=0, Tensor? weight_zero=None, Tensor? "
+      "weight_divisor=None) -> ()");
   m.def("select_tokens_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");
   // norm
   m.def("rms_norm_into(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()");
@@ -38,13 +39,14 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "linear_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "counts=None, bool hopper=False, bool pdl=False, Tensor? weight_scale=None, int "
-      "weight_format=0, Tensor? weight_zero=None) -> ()");
+      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
   m.def(
       "gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
-      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None) -> ()");
+      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None, Tensor? "
+      "weight_divisor=None) -> ()");
   m.def(
       "dequantize_into(Tensor(a!) out, Tensor weight, Tensor? weight_scale=None, int "
-      "weight_format=0, Tensor? weight_zero=None) -> ()");
+      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def(
@@ -56,26 +58,28 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, "
       "Tensor? bias=None, "
       "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None, Tensor? "
-      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None) -> ()");
+      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None, Tensor? "
+      "weight_divisor=None) -> ()");
   m.def(
       "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "counts=None, "
       "bool hopper=False, bool pdl=False, Tensor? weight_scale=None, int weight_format=0, Tensor? "
-      "weight_zero=None) -> ()");
+      "weight_zero=None, Tensor? weight_divisor=None) -> ()");
   m.def(
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
       "gate_up_weight, Tensor? bias=None, "
       "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None, Tensor? "
-      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None) -> ()");
+      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None, Tensor? "
+      "weight_divisor=None) -> ()");
   m.def(
       "swiglu_into(Tensor(a!) out, Tensor x, Tensor gate_up_weight, Tensor? bias=None, Tensor? "
       "counts=None, bool hopper=False, bool pdl=False, Tensor? weight_scale=None, int "
-      "weight_format=0, Tensor? weight_zero=None) -> ()");
+      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
   m.def(
       "linear_norm_into(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, Tensor "
       "norm_weight, float eps, Tensor? bias=None, Tensor? counts=None, bool hopper=False, bool "
       "pdl=False, Tensor(c!)? workspace=None, Tensor? weight_scale=None, int weight_format=0, "
-      "Tensor? weight_zero=None) -> ()");
+      "Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
   // lora
   m.def(
       "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state) "

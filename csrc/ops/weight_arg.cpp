@@ -8,6 +8,7 @@ namespace {
 constexpr const char* kFp8Shapes =
     "[n, 1], [n, ceil(k / 128)] or [ceil(n / 128), ceil(k / 128)] of the weight";
 constexpr const char* kInt4Shape = "[n of the weight, groups of columns]";
+constexpr const char* kFp4Shape = "[n of the weight, blocks of a row]";
 
 WeightFormat format_of(const Arg& rows, int64_t given) {
   if (given < 0 || given >= kWeightFormats)
@@ -25,6 +26,7 @@ WeightArg::WeightArg(Args& arg, const Arg& given, const WeightTensors& others, c
     : rows(given),
       scale(arg("weight_scale", others.scale)),
       zero(arg("weight_zero", others.zero)),
+      divisor(arg("weight_divisor", others.divisor)),
       k_(k),
       format_(format_of(given, others.format)) {
   if (format_ == WeightFormat::kDense) {
@@ -41,12 +43,17 @@ WeightArg::WeightArg(Args& arg, const Arg& given, const WeightTensors& others, c
   rows.shape({n, k / columns * bytes}, meaning).last_contiguous();
   if (format_ == WeightFormat::kFp8) check_fp8_scale();
   if (format_ == WeightFormat::kInt4) check_int4_scale();
-  const bool has_scale = format_ == WeightFormat::kFp8 || format_ == WeightFormat::kInt4;
+  if (is_fp4(format_)) check_fp4_scale();
+  const bool has_scale =
+      format_ == WeightFormat::kFp8 || format_ == WeightFormat::kInt4 || is_fp4(format_);
   if (scale && !has_scale)
     fail(rows.op(), "weight_scale is a tensor, expected None, because ", rows.name(),
          " is stored as ", name_of(format_));
   if (zero && format_ != WeightFormat::kInt4)
     fail(rows.op(), "weight_zero is a tensor, expected None, because ", rows.name(),
+         " is stored as ", name_of(format_));
+  if (divisor && !is_fp4(format_))
+    fail(rows.op(), "weight_divisor is a tensor, expected None, because ", rows.name(),
          " is stored as ", name_of(format_));
 }
 
@@ -59,8 +66,9 @@ Weight WeightArg::weight() const {
               columns,
               scale->size(0) == w.n ? 1 : kScaleBlock,
               w.k,
-              scale->dtype()};
-  if (format_ == WeightFormat::kInt4) {
+              scale->dtype(),
+              divisor.data<float>()};
+  if (format_ == WeightFormat::kInt4 || is_fp4(format_)) {
     w.scales.columns = w.k / (columns == 0 ? 1 : columns);
   } else if (columns != 1) {
     w.scales.columns = kScaleBlock;
@@ -90,6 +98,16 @@ void WeightArg::check_int4_scale() const {
          " columns, expected groups of a multiple of ", least);
   if (zero) zero->uint8("zeros").shape({rows.size(0), groups}, "the shape of weight_scale");
   if (zero) zero->contiguous();
+}
+
+void WeightArg::check_fp4_scale() const {
+  const bool is_e8m0 = format_ == WeightFormat::kMxFp4;
+  if (!scale)
+    fail(rows.op(), "weight_scale is None, expected ", is_e8m0 ? "uint8 " : "float8_e4m3fn ",
+         kFp4Shape, ", because ", rows.name(), " is stored as ", name_of(format_));
+  is_e8m0 ? scale->uint8("e8m0") : scale->fp8();
+  scale->shape({rows.size(0), k_ / block_layout(format_).columns}, kFp4Shape).contiguous();
+  if (divisor) divisor->float32().shape({rows.size(0), 1}, "[n of the weight, 1]").contiguous();
 }
 
 }  // namespace photon::ops

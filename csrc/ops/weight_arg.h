@@ -11,13 +11,14 @@ struct WeightTensors {
   const std::optional<Tensor>& scale;
   int64_t format;
   const std::optional<Tensor>& zero;
+  const std::optional<Tensor>& divisor;
 };
 
 // A matrix [n, k]: of the dtype of what it is multiplied with, or stored in fewer bits.
 class WeightArg {
  public:
   Arg rows;
-  OptionalArg scale, zero;
+  OptionalArg scale, zero, divisor;
 
   // A dense one, which is checked.
   explicit WeightArg(const Arg& checked) : rows(checked), k_(checked.size(1)) {}
@@ -32,6 +33,7 @@ class WeightArg {
  private:
   void check_fp8_scale() const;
   void check_int4_scale() const;
+  void check_fp4_scale() const;
 
   int64_t k_;
   WeightFormat format_ = WeightFormat::kDense;

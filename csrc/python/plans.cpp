@@ -76,7 +76,7 @@ auto linear_choice(const Gpu& gpu, const std::string& op, const std::string& dty
     const auto [columns, bytes] = block_layout(p.weight.format);
     p.weight.stride = k / columns * bytes;
     p.weight.scales.columns = scale_columns;
-    p.weight.scales.dtype = dtype_named(scale_dtype);
+    if (!is_fp4(p.weight.format)) p.weight.scales.dtype = dtype_named(scale_dtype);
     if (zeros) p.weight.scales.zeros = reinterpret_cast<const uint8_t*>(some_workspace);
   }
   p.workspace = workspace ? some_workspace : nullptr;

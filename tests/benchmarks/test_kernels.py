@@ -72,7 +72,7 @@ def test_a_wrong_result_is_an_error_and_the_others_go_on(
 def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) -> None:
     """Of TINY o is [64, 64], and its input and twice its output are 64 numbers; no row of it is
     whole blocks of q4_k."""
-    given = ("--formats", "fp8,int4,q4_1,q8_0,q4_k", "--ops", "o")
+    given = ("--formats", "fp8,int4,mxfp4,nvfp4,q4_1,q8_0,q4_k", "--ops", "o")
     code, entries = run(tmp_path / "k.jsonl", *given)
     assert code == 0
     linears = [e for e in entries if e["op"] == "linear_residual_" and e["batch"] == 1]
@@ -81,6 +81,8 @@ def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) ->
     assert moved == {
         "fp8": 64 * 64 + 64 * 4 + vectors,
         "int4": 64 * 32 + 64 * 2 + vectors,
+        "mxfp4": 64 * 32 + 64 * 2 + vectors,
+        "nvfp4": 64 * 32 + 64 * 4 + 64 * 4 + vectors,
         "q4_1": blocks * 20 + vectors,
         "q8_0": blocks * 34 + vectors,
     }
@@ -89,7 +91,7 @@ def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) ->
 def test_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         kernels.main(["--device", "cpu", "--formats", "fp8,q3"])
-    assert "--formats q3: unknown; known are fp8, int4, q4_0" in capsys.readouterr().err
+    assert "--formats q3: unknown; known are fp8, int4, mxfp4" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

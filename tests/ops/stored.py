@@ -33,6 +33,7 @@ class Kind(NamedTuple):
         rows, columns: that share a scale; 0 columns: all of a row.
         scale: its dtype.
         zeros: there are zero points.
+        divisors: there are some of rows.
     """
 
     format: WeightFormat
@@ -40,9 +41,11 @@ class Kind(NamedTuple):
     columns: int = 0
     scale: torch.dtype = torch.float32
     zeros: bool = False
+    divisors: bool = False
 
     def __str__(self) -> str:
         parts = [self.format.value, self.rows, self.columns, str(self.scale)[6:], self.zeros]
+        parts += ["divisors"] if self.divisors else []
         return "-".join(map(str, parts[: 1 if self.format in HALVES else None]))
 
     def shape(self, n: int, k: int) -> tuple[int, int]:
@@ -57,6 +60,8 @@ KINDS = [
     Kind(WeightFormat.INT4, 1, 32, torch.float16, True),
     Kind(WeightFormat.INT4, 1, 64, torch.bfloat16),
     Kind(WeightFormat.INT4, 1, 128, torch.float32, True),
+    Kind(WeightFormat.MXFP4, 1, 32, torch.uint8),
+    Kind(WeightFormat.NVFP4, 1, 16, FP8, divisors=True),
     *map(Kind, HALVES),
 ]
 
@@ -74,6 +79,8 @@ def random_weight(kind: Kind, n: int, k: int, device: str = "cpu", seed: int = 1
     if kind.format is WeightFormat.FP8:
         numbers = 100 * torch.randn(n, k, generator=generator).clamp(-4, 4)
         return Weight(numbers.to(FP8).to(device), kind.format, (0.01 * scale).to(device))
+    if kind.format.is_fp4:
+        return _fp4(kind, codes, scale, generator, device)
     zeros = torch.randint(17, shape, generator=generator, dtype=torch.uint8)
     return Weight(
         codes.to(device),
@@ -81,6 +88,19 @@ def random_weight(kind: Kind, n: int, k: int, device: str = "cpu", seed: int = 1
         (0.2 * scale).to(kind.scale).to(device),
         zeros.to(device) if kind.zeros else None,
     )
+
+
+def _fp4(
+    kind: Kind, codes: Tensor, scale: Tensor, generator: torch.Generator, device: str
+) -> Weight:
+    divisor = None
+    if kind.divisors:
+        divisor = (100 * (torch.rand(len(codes), 1, generator=generator) + 1)).to(device)
+        scale = 150 * scale
+    scale = 0.5 * scale
+    if kind.format is WeightFormat.MXFP4:
+        scale = scale.log2().round() + 127
+    return Weight(codes.to(device), kind.format, scale.to(kind.scale).to(device), divisor=divisor)
 
 
 def _blocks(form: WeightFormat, codes: Tensor, k: int, generator: torch.Generator) -> Tensor:
@@ -102,4 +122,5 @@ def in_wider_rows(weight: Weight, extra: int) -> Weight:
     buffer = data.new_zeros(len(data), data.shape[1] + extra)
     view = buffer[:, : data.shape[1]]
     view.copy_(data)
-    return Weight(view.view(weight.data.dtype), weight.format, weight.scale, weight.zero)
+    parts = weight.scale, weight.zero, weight.divisor
+    return Weight(view.view(weight.data.dtype), weight.format, *parts)

@@ -296,9 +296,11 @@ def fused_attention_decode(device: str, size: int) -> Arguments:
 
 
 def dequantize(device: str, size: int) -> Arguments:
-    codes = torch.full((size, 18), 60, dtype=torch.uint8, device=device)
-    code = WeightFormat.Q4_0.code
-    return torch.zeros(size, 32, device=device), codes, None, code
+    """With scales and all that may be beside them, but zero points."""
+    codes = torch.full((size, 16), 60, dtype=torch.uint8, device=device)
+    scale = torch.full((size, 1), 127, dtype=torch.uint8, device=device)
+    code, divisor = WeightFormat.MXFP4.code, torch.ones(size, 1, device=device)
+    return torch.zeros(size, 32, device=device), codes, scale, code, None, divisor
 
 
 CASES: dict[str, Callable[[str, int], Arguments]] = {

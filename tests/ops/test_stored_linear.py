@@ -33,7 +33,7 @@ from tests.ops.stored import FP8, HALVES, KINDS, Kind, in_wider_rows, random_wei
 EPS = 1e-5
 ROWS = Kind(WeightFormat.FP8)
 # One of each way to read a row: e4m3, scales beside the numbers, and blocks of both sizes.
-SOME = [KINDS[1], KINDS[3], Kind(WeightFormat.Q4_1), Kind(WeightFormat.Q6_K)]
+SOME = [KINDS[1], KINDS[3], KINDS[7], Kind(WeightFormat.Q4_1), Kind(WeightFormat.Q6_K)]
 
 
 def columns_of(kind: Kind, blocks: int) -> int:
@@ -61,6 +61,65 @@ def test_int4_is_two_codes_a_byte_less_their_zero_and_scaled() -> None:
     assert torch.equal(dequantized(weight), numbers.view(2, 64))
     plain = dequantized(replace(weight, zero=None))
     assert torch.equal(plain, ((codes.float() - 8) * scale[..., None]).view(2, 64))
+
+
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def each_scale(form: WeightFormat, device: str) -> tuple[Weight, Tensor]:
+    """A row for each byte that a scale may be, of all sixteen e2m1 numbers in turn; and these."""
+    pairs = torch.arange(16, dtype=torch.uint8)
+    row = pairs[::2] | pairs[1::2] << 4
+    data = row.repeat(256, form.bytes // 8).to(device)
+    scale = torch.arange(256, dtype=torch.uint8)[:, None].to(device)
+    if form is WeightFormat.NVFP4:
+        scale = scale.view(FP8)
+    numbers = torch.tensor([*E2M1, *(-one for one in E2M1)], device=device)
+    return Weight(data, form, scale), numbers.repeat(form.columns // 16)
+
+
+def read_by_all(weight: Weight) -> list[Tensor]:
+    """The numbers as a linear of one token, one of several, and dequantize_into read them."""
+    unit = torch.eye(weight.k, device=weight.device)
+    out = poisoned(weight.n, weight.k, dtype=torch.float32, device=str(weight.device))
+    ops.dequantize_into(out, weight)
+    alone = torch.cat([ops.linear(one[None], weight) for one in unit])
+    return [out, alone.T, ops.linear(unit, weight).T]
+
+
+def test_each_e2m1_number_and_each_e8m0_scale_is_read_exactly(device: str) -> None:
+    """Subnormal ones included; what is too large for float32 and 2^128, a NaN, are infinite."""
+    weight, numbers = each_scale(WeightFormat.MXFP4, device)
+    powers = torch.tensor([2.0 ** (byte - 127) for byte in range(255)], dtype=torch.float64)
+    wanted = (powers.to(device)[:, None] * numbers).float()
+    assert wanted[0, 1] == 2.0**-128
+    assert torch.equal(dequantized(weight)[:255], wanted)
+    assert bool(dequantized(weight)[255].isnan().all())
+    out, *products = read_by_all(weight)
+    assert torch.equal(out[:255], wanted)
+    assert out[255].isnan().tolist() == (numbers == 0).tolist()
+    assert bool(out[255][numbers != 0].isinf().all())
+    for product in products:  # of infinity and 0 there is none
+        assert torch.equal(product[:253], wanted[:253])
+
+
+@pytest.mark.parametrize("divisor", [None, 1.0, 3.7, 2688.0])
+def test_each_e4m3_scale_is_divided_before_it_multiplies(
+    device: str, divisor: float | None
+) -> None:
+    """In float32; NaN is read as 480, as the docs say."""
+    weight, numbers = each_scale(WeightFormat.NVFP4, device)
+    if divisor is not None:
+        weight = replace(weight, divisor=torch.full((256, 1), divisor, device=device))
+    assert weight.scale is not None
+    scale = weight.scale.float().cpu()
+    assert scale.isnan().nonzero().tolist() == [[127, 0], [255, 0]]
+    wanted = numbers * (scale / (divisor or 1)).to(device)
+    finite = ~wanted.isnan().all(-1)
+    assert torch.equal(dequantized(weight)[finite], wanted[finite])
+    for found in read_by_all(weight):
+        assert torch.equal(found[finite], wanted[finite])
+        assert torch.equal(found[127], numbers * (torch.tensor(480.0) / (divisor or 1)).item())
 
 
 def test_every_finite_e4m3_is_read_exactly(device: str) -> None:
@@ -223,6 +282,8 @@ def test_a_weight_is_split_by_rows_with_its_scales() -> None:
 SCALE = torch.ones(130, 3)
 INT4 = random_weight(KINDS[3], 130, 320)
 BLOCKS = random_weight(Kind(WeightFormat.Q4_0), 130, 320)
+MXFP4, NVFP4 = (random_weight(kind, 130, 320) for kind in KINDS[6:8])
+DIVISOR = torch.ones(130, 1)
 
 
 @pytest.mark.parametrize(
@@ -278,8 +339,33 @@ BLOCKS = random_weight(Kind(WeightFormat.Q4_0), 130, 320)
             replace(BLOCKS, zero=BLOCKS.data),
             "weight_zero is a tensor, expected None, because weight is stored as q4_0",
         ),
+        (replace(BLOCKS, divisor=DIVISOR), "weight_divisor is a tensor, expected None, because w"),
+        (replace(INT4, divisor=DIVISOR), "weight_divisor is a tensor, expected None, because w"),
+        (replace(MXFP4, scale=None), "weight_scale is None, expected uint8 [n of the weight, bl"),
+        (replace(NVFP4, scale=None), "weight_scale is None, expected float8_e4m3fn [n of the w"),
         (
-            replace(BLOCKS, format=WeightFormat.Q4_K),
+            replace(MXFP4, scale=torch.ones(130, 10)),
+            "weight_scale has dtype float32, expected uint8, because it is stored as e8m0",
+        ),
+        (
+            replace(NVFP4, scale=torch.ones(130, 20, dtype=torch.uint8)),
+            "weight_scale has dtype uint8, expected float8_e4m3fn",
+        ),
+        (
+            replace(MXFP4, scale=torch.ones(130, 20, dtype=torch.uint8)),
+            "weight_scale has shape [130, 20], expected [130, 10] (",
+        ),
+        (replace(NVFP4, scale=NVFP4.data.view(FP8)), "weight_scale has shape [130, 160], expec"),
+        (replace(NVFP4, zero=NVFP4.data), "weight_zero is a tensor, expected None, because we"),
+        (replace(NVFP4, divisor=DIVISOR.half()), "weight_divisor has dtype float16, expected f"),
+        (replace(NVFP4, divisor=DIVISOR[0]), "weight_divisor has shape [1], expected [130, 1] ("),
+        (replace(NVFP4, divisor=DIVISOR[:1]), "weight_divisor has shape [1, 1], expected [130, "),
+        (
+            replace(NVFP4, divisor=DIVISOR[:1].expand(130, 1)),
+            "weight_divisor has shape [130, 1] with strides [0, 1], expected a contiguous t",
+        ),
+        (
+            replace(NVFP4, format=WeightFormat.Q4_K),
             "x has 320 columns, expected a multiple of 256, the block of q4_k",
         ),
         (
@@ -298,21 +384,19 @@ def test_parts_of_a_weight_that_do_not_belong_together_are_refused(
 def test_a_format_that_is_not_known_is_refused() -> None:
     out, x, weight = torch.zeros(2, 4), torch.zeros(2, 8), torch.zeros(4, 8)
     raw: Any = torch.ops.photon_ext.linear_into
-    for code in (-1, 11):
-        with pytest.raises(RuntimeError, match=f"weight_format is {code}, expected 0 to 10"):
+    for code in (-1, 13):
+        with pytest.raises(RuntimeError, match=f"weight_format is {code}, expected 0 to 12"):
             raw(out, x, weight, weight_format=code)
 
 
-@pytest.mark.parametrize("part", ["data", "scale", "zero"])
+@pytest.mark.parametrize("part", ["data", "scale", "zero", "divisor"])
 def test_an_output_within_a_part_of_the_weight_is_refused(part: str) -> None:
-    weight = random_weight(KINDS[5], 4, 1024)
-    assert weight.scale is not None
-    shared = {"data": weight.data, "scale": weight.scale, "zero": weight.zero}[part]
-    assert shared is not None
+    weight = random_weight(KINDS[7] if part == "divisor" else KINDS[5], 8, 1024)
+    shared = getattr(weight, part)
     memory = shared.view(-1).view(torch.uint8)[:32].view(torch.float32)
     name = {"data": "weight"}.get(part, f"weight_{part}")
     with pytest.raises(RuntimeError, match=f"out shares memory with {name}"):
-        ops.linear_into(memory.view(2, 4), torch.zeros(2, 1024), weight)
+        ops.linear_into(memory.view(1, 8), torch.zeros(1, 1024), weight)
 
 
 def test_a_table_and_its_output_of_other_sizes_are_refused() -> None:

@@ -55,6 +55,38 @@ PHOTON_INLINE Codes sixteen_where(uint16_t bits) {
   return bit_cast<Codes>((spread + 127 * kEach) >> 3 & 16 * kEach);
 }
 
+// Two codes a byte, the first in the low bits: 0 .. 15, and the others.
+struct CodePair {
+  Codes first, second;
+};
+
+PHOTON_INLINE CodePair in_order(Codes bytes) {
+  const Codes even = low_four(bytes), odd = high_four(bytes);
+#if defined(__clang__)
+  return {
+      __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+      __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                              31)};
+#else
+  return {
+      __builtin_shuffle(even, odd, Codes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}),
+      __builtin_shuffle(even, odd,
+                        Codes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31})};
+#endif
+}
+
+// Twice the e2m1 number of each four bits.
+PHOTON_INLINE Lanes twice_e2m1(Codes codes) {
+  constexpr Codes kPlus12 = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+#if defined(__AVX2__)
+  codes = bit_cast<Codes>(_mm_shuffle_epi8(bit_cast<__m128i>(kPlus12), bit_cast<__m128i>(codes)));
+#else
+  PHOTON_UNROLL
+  for (int i = 0; i < kLanes; ++i) codes[i] = kPlus12[codes[i]];
+#endif
+  return as_lanes(codes) - splat(12.0f);
+}
+
 // --- blocks of GGUF files: put(i, the numbers of columns i .. i + 15)
 // -----------------------------
 
@@ -276,21 +308,60 @@ struct Int4Rows : ScaledRows {
       prefetch(bytes, at / 2 + kStreamAheadBytes);
       const Lanes factor = splat(scale(group));
       const Lanes zero = splat(scales.zeros == nullptr ? 8.0f : scales.zeros[group]);
-      const Codes codes = read_as<Codes>(bytes + at / 2);
-      const Codes even = low_four(codes), odd = high_four(codes);
-#if defined(__clang__)
-      const Codes low = __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
-                                                6, 22, 7, 23);
-      const Codes high = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
-                                                 13, 29, 14, 30, 15, 31);
-#else
-      const Codes low = __builtin_shuffle(
-          even, odd, Codes{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23});
-      const Codes high = __builtin_shuffle(
-          even, odd, Codes{8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31});
-#endif
-      take(at, (as_lanes(low) - zero) * factor, load_all);
-      take(at + kLanes, (as_lanes(high) - zero) * factor, load_all);
+      const CodePair codes = in_order(read_as<Codes>(bytes + at / 2));
+      take(at, (as_lanes(codes.first) - zero) * factor, load_all);
+      take(at + kLanes, (as_lanes(codes.second) - zero) * factor, load_all);
+    }
+  }
+};
+
+struct MxFp4 {
+  static constexpr int64_t kColumns = 32;  // of a block
+
+  static PHOTON_INLINE Codes codes(const uint8_t* bytes) { return read_as<Codes>(bytes); }
+  static PHOTON_INLINE float scale(uint8_t bits) {
+    return bit_cast<float>(bits == 0 ? 1u << 22 : static_cast<uint32_t>(bits) << 23);
+  }
+};
+
+struct NvFp4 {
+  static constexpr int64_t kColumns = 16;
+
+  static PHOTON_INLINE Codes codes(const uint8_t* bytes) {
+    return bit_cast<Codes>(Words{read_as<uint64_t>(bytes), 0});
+  }
+  // Sign, exponent and mantissa where a float has them.
+  static PHOTON_INLINE float scale(uint8_t bits) {
+    const uint32_t wide = bits;
+    return bit_cast<float>((wide & 0x80) << 24 | (wide & 0x7f) << 20) * 0x1p120f;
+  }
+};
+
+template <typename Format>
+struct Fp4Rows : ScaledRows {
+  template <typename Take>
+  PHOTON_INLINE void read(int64_t row, int64_t begin, int64_t end, const Take& take) const {
+    constexpr int64_t kColumns = Format::kColumns;
+    static_assert(kDecoded % kColumns == 0);
+    const auto load_all = [](const auto* from) { return load(from); };
+    const uint8_t* bytes = data + row * stride + begin / 2;
+    const uint8_t* scale =
+        static_cast<const uint8_t*>(scales.data) + (first + row) * scales.stride + begin / kColumns;
+    const Lanes divisor = splat(scales.divisors == nullptr ? 1.0f : scales.divisors[first + row]);
+    for (int64_t from = begin; from < end; from += kLanes * kColumns) {
+      const int64_t left = (end - from) / kColumns, blocks = left < kLanes ? left : kLanes;
+      float halves[kLanes] = {};  // of scales
+      for (int64_t i = 0; i < blocks; ++i) halves[i] = 0.5f * Format::scale(*scale++);
+      store(halves, load(halves) / divisor);
+      for (int64_t i = 0; i < blocks; ++i, bytes += kColumns / 2) {
+        const int64_t at = from + i * kColumns;
+        const Lanes factor = splat(halves[i]);
+        prefetch(bytes, kStreamAheadBytes);
+        const CodePair codes = in_order(Format::codes(bytes));
+        take(at, twice_e2m1(codes.first) * factor, load_all);
+        if constexpr (kColumns > kLanes)
+          take(at + kLanes, twice_e2m1(codes.second) * factor, load_all);
+      }
     }
   }
 };
@@ -307,6 +378,10 @@ PHOTON_INLINE void with_rows(const Weight& w, int64_t first, const Body& body) {
       return body(Fp8Rows{scaled});
     case WeightFormat::kInt4:
       return body(Int4Rows{scaled});
+    case WeightFormat::kMxFp4:
+      return body(Fp4Rows<MxFp4>{scaled});
+    case WeightFormat::kNvFp4:
+      return body(Fp4Rows<NvFp4>{scaled});
     case WeightFormat::kQ4_0:
       return body(BlockRows<Q4_0>{data, w.stride});
     case WeightFormat::kQ4_1:
