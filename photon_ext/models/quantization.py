@@ -20,6 +20,7 @@ class StoredFormat:
     Attributes:
         rows, columns: that share a scale, where scales lie beside the numbers; None: all of a row.
         zeros: there are zero points.
+        divisors: there is one a row, that its scales are divided by.
         scale_dtype: by its name, as "float16".
     """
 
@@ -27,6 +28,7 @@ class StoredFormat:
     rows: int = 1
     columns: int | None = None
     zeros: bool = False
+    divisors: bool = False
     scale_dtype: str = "float32"
 
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:
@@ -84,6 +86,34 @@ class Fp8Scheme:
         if self.share is ScaleShare.BLOCK:
             return StoredFormat(WeightFormat.FP8, SCALE_BLOCK, SCALE_BLOCK)
         return StoredFormat(WeightFormat.FP8)
+
+
+@dataclass(frozen=True)
+class Fp4Scheme:
+    """Numbers of four bits (e2m1) of linears, and a scale of eight bits for each block of a row.
+
+    Attributes:
+        format: MXFP4 or NVFP4.
+        left_out: modules whose weights have the dtype of the model: regular expressions that match
+            the whole of their names.
+        divides: in memory the scales of a row are divided by a float32. In files of NVFP4 those of
+            a matrix are.
+    """
+
+    format: WeightFormat
+    left_out: tuple[str, ...] = ()
+    divides: bool = False
+
+    def __str__(self) -> str:
+        columns = self.format.columns
+        return f"{self.format.value} weights, scales one for {columns} columns of a row"
+
+    def of(self, module: str) -> StoredFormat | None:
+        if module == EMBEDDING or is_left_out(module, self.left_out):
+            return None
+        dtype = "uint8" if self.format is WeightFormat.MXFP4 else "float8_e4m3fn"
+        columns = self.format.columns
+        return StoredFormat(self.format, columns=columns, divisors=self.divides, scale_dtype=dtype)
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ def random_weights(
     seed: int = 0,
 ) -> DecoderWeights:
     """Weights for benchmarks, made on `device`: norms one, all else with deviation 0.02, normal but
-    in int4, where all codes come as often. ConfigError: some have the blocks of GGUF files.
+    in int4, where all codes come as often. ConfigError: some are in another format.
 
     Same seed, same weights.
     """

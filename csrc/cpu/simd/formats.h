@@ -319,8 +319,14 @@ struct MxFp4 {
   static constexpr int64_t kColumns = 32;  // of a block
 
   static PHOTON_INLINE Codes codes(const uint8_t* bytes) { return read_as<Codes>(bytes); }
-  static PHOTON_INLINE float scale(uint8_t bits) {
-    return bit_cast<float>(bits == 0 ? 1u << 22 : static_cast<uint32_t>(bits) << 23);
+  // Of so many blocks, at most sixteen.
+  static PHOTON_INLINE Lanes scales(const uint8_t* bytes, int64_t count) {
+    float scales[kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t bits = bytes[i];
+      scales[i] = bit_cast<float>(bits == 0 ? 1u << 22 : bits << 23);
+    }
+    return load(scales);
   }
 };
 
@@ -330,10 +336,9 @@ struct NvFp4 {
   static PHOTON_INLINE Codes codes(const uint8_t* bytes) {
     return bit_cast<Codes>(Words{read_as<uint64_t>(bytes), 0});
   }
-  // Sign, exponent and mantissa where a float has them.
-  static PHOTON_INLINE float scale(uint8_t bits) {
-    const uint32_t wide = bits;
-    return bit_cast<float>((wide & 0x80) << 24 | (wide & 0x7f) << 20) * 0x1p120f;
+  static PHOTON_INLINE Lanes scales(const uint8_t* bytes, int64_t count) {
+    const E4M3* const numbers = reinterpret_cast<const E4M3*>(bytes);
+    return count == kLanes ? load(numbers) : load_some(numbers, count);
   }
 };
 
@@ -348,11 +353,10 @@ struct Fp4Rows : ScaledRows {
     const uint8_t* scale =
         static_cast<const uint8_t*>(scales.data) + (first + row) * scales.stride + begin / kColumns;
     const Lanes divisor = splat(scales.divisors == nullptr ? 1.0f : scales.divisors[first + row]);
-    for (int64_t from = begin; from < end; from += kLanes * kColumns) {
+    for (int64_t from = begin; from < end; from += kLanes * kColumns, scale += kLanes) {
       const int64_t left = (end - from) / kColumns, blocks = left < kLanes ? left : kLanes;
-      float halves[kLanes] = {};  // of scales
-      for (int64_t i = 0; i < blocks; ++i) halves[i] = 0.5f * Format::scale(*scale++);
-      store(halves, load(halves) / divisor);
+      float halves[kLanes];  // of scales
+      store(halves, Format::scales(scale, blocks) * splat(0.5f) / divisor);
       for (int64_t i = 0; i < blocks; ++i, bytes += kColumns / 2) {
         const int64_t at = from + i * kColumns;
         const Lanes factor = splat(halves[i]);

@@ -24,7 +24,9 @@ def empty_weight(
         return Weight(data, form)
     shape = stored.scale_shape(n, k)
     scale = empty(*shape, dtype=getattr(torch, stored.scale_dtype))
-    return Weight(data, form, scale, empty(*shape, dtype=dtype) if stored.zeros else None)
+    zero = empty(*shape, dtype=dtype) if stored.zeros else None
+    divisor = empty(n, 1, dtype=torch.float32) if stored.divisors else None
+    return Weight(data, form, scale, zero, divisor)
 
 
 def named_tensors(module: str, weight: Weight) -> Iterator[tuple[str, torch.Tensor]]:
@@ -34,3 +36,5 @@ def named_tensors(module: str, weight: Weight) -> Iterator[tuple[str, torch.Tens
         yield f"{module}.weight_scale", weight.scale
     if weight.zero is not None:
         yield f"{module}.weight_zero", weight.zero
+    if weight.divisor is not None:
+        yield f"{module}.weight_divisor", weight.divisor

@@ -35,8 +35,11 @@ def folded_weight(config: ModelConfig, module: str, weight: Weight) -> Weight:
         factor = config.residual_multiplier
         if weight.scale is None:
             return Weight(dequantized(weight).float() * factor)
+        if weight.format.is_fp4:
+            divisor = torch.ones(weight.n, 1) if weight.divisor is None else weight.divisor
+            return replace(weight, divisor=divisor / factor)
         return replace(weight, scale=weight.scale.float() * factor)
-    parts = (weight.data, weight.scale, weight.zero)
+    parts = (weight.data, weight.scale, weight.zero, weight.divisor)
     data, *others = (None if one is None else folded(config, module, one) for one in parts)
     assert data is not None
     return Weight(data, weight.format, *others)

@@ -1,11 +1,12 @@
 """Quantization from the `quantization_config` of a Hugging Face config.json.
 
 fp8 weights are read of quant_method "fp8" (Qwen3-FP8, DeepSeek) with blocks of 128 x 128, and of
-compressed-tensors' "float-quantized", with scales of a matrix, of rows, or of such blocks; weights
-of four bits as int4_config.py has it. Everything else is refused by name, because the numbers would
-be others. What a scheme does to activations is no reason to refuse it: they stay in the dtype of
-the model, which is more exact, and the scales that a static scheme stores for them (`input_scale`)
-are not read.
+compressed-tensors' "float-quantized", with scales of a matrix, of rows, or of such blocks; mxfp4
+and nvfp4 of its "mxfp4-pack-quantized" and "nvfp4-pack-quantized"; integers of four bits as
+int4_config.py has it. Everything else is refused by name, because the numbers would be others. What
+a scheme does to activations is no reason to refuse it: they stay in the dtype of the model, which
+is more exact, and the scales that a static scheme stores for them (`input_scale`,
+`input_global_scale`) are not read.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from photon_ext.models.loading.quantization_fields import (
     module_names,
     refuse,
 )
-from photon_ext.models.quantization import Fp8Scheme, Quantization, ScaleShare
-from photon_ext.weight_format import SCALE_BLOCK
+from photon_ext.models.quantization import Fp4Scheme, Fp8Scheme, Quantization, ScaleShare
+from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
-ACTIVATION_SCALE = "input_scale"
+ACTIVATION_SCALES = ("input_scale", "input_global_scale")
 _BLOCK = [SCALE_BLOCK, SCALE_BLOCK]
+# by compressed-tensors' names, with its strategy
+_FP4 = {
+    "mxfp4-pack-quantized": (WeightFormat.MXFP4, "group"),
+    "nvfp4-pack-quantized": (WeightFormat.NVFP4, "tensor_group"),
+}
 
 
 def hf_quantization(fields: ConfigReader, source: str) -> Quantization | None:
@@ -44,6 +50,8 @@ def hf_quantization(fields: ConfigReader, source: str) -> Quantization | None:
         found = compressed_weights(config, source)
         if found.format == "float-quantized":
             return _compressed_fp8(found, source)
+        if found.format in _FP4:
+            return _compressed_fp4(found, source)
     return int4_scheme(config, source)
 
 
@@ -72,6 +80,19 @@ def _compressed_fp8(found: CompressedWeights, source: str) -> Fp8Scheme:
     if weights.get("symmetric") is False or weights.get("actorder"):
         refuse(source, "compressed-tensors with zero points or actorder")
     return Fp8Scheme(_share(weights, source), "weight_scale", found.left_out)
+
+
+def _compressed_fp4(found: CompressedWeights, source: str) -> Fp4Scheme:
+    form, strategy = _FP4[found.format]
+    weights = found.weights
+    if (weights.get("type"), weights.get("num_bits")) != ("float", 4):
+        refuse(source, found.title)
+    for key, only in (("strategy", strategy), ("group_size", form.columns)):
+        if weights.get(key) != only:
+            refuse(source, f"{form.value} weights with {key} {shown(weights.get(key))}")
+    if weights.get("symmetric") is False or weights.get("actorder"):
+        refuse(source, "compressed-tensors with zero points or actorder")
+    return Fp4Scheme(form, found.left_out, divides=form is WeightFormat.NVFP4)
 
 
 def _share(weights: ConfigReader, source: str) -> ScaleShare:

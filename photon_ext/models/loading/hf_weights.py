@@ -14,13 +14,13 @@ from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loading.expected import PLAIN, Expected
 from photon_ext.models.loading.folding import folded, folded_weight
-from photon_ext.models.loading.hf_quantization import ACTIVATION_SCALE
+from photon_ext.models.loading.hf_quantization import ACTIVATION_SCALES
 from photon_ext.models.loading.int4_config import Int4Scheme
 from photon_ext.models.loading.module_reader import module_reader
 from photon_ext.models.loading.placing import place
 from photon_ext.models.loading.progress import counted
 from photon_ext.models.loading.shards import INDEX_FILE, SINGLE_FILE, weight_map
-from photon_ext.models.quantization import Quantization
+from photon_ext.models.quantization import Fp4Scheme, Quantization
 from photon_ext.models.text.text_files import check_regular, present
 from photon_ext.models.weights import (
     DecoderWeights,
@@ -78,9 +78,11 @@ def load_hf_weights(
 
 def as_in_files(directory: Path, config: ModelConfig) -> ModelConfig:
     """The model whose scales of four-bit weights have the dtype that the files store them in, or
-    float32 where they are multiplied as they are loaded.
+    float32 where they are multiplied as they are loaded; or a float32 beside them then.
     """
     scheme = config.quantization
+    if isinstance(scheme, Fp4Scheme) and config.residual_multiplier != 1:
+        return replace(config, quantization=replace(scheme, divides=True))
     if not isinstance(scheme, Int4Scheme):
         return config
     with ExitStack() as stack:
@@ -141,7 +143,7 @@ class _Files:
                 f"config.json does not belong to these weights, or shards are missing"
             )
         ignorable = {_HEAD} if config.tied_embeddings else set()
-        ignored = _IGNORED if self._quantization is None else (*_IGNORED, ACTIVATION_SCALE)
+        ignored = _IGNORED if self._quantization is None else (*_IGNORED, *ACTIVATION_SCALES)
         extra = sorted(name for name in found - expected - ignorable if not name.endswith(ignored))
         extra = [name for name in extra if not self._is_zero_bias(name)]
         if extra:

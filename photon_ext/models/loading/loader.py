@@ -61,11 +61,11 @@ def load_model(
         dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that
             it was stored in float32.
         device: where the weights go.
-        quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8
-            with scales, and the common blocks of GGUF files. "none": all in the dtype. "fp8",
-            "int4": each number rounded to the nearest, with a scale a row, or a group of up to 128
-            columns; in "int4" the head is fp8. None: "stored"; but on a GPU, whose fast kernels
-            read no such weights, "none" where that takes at most 0.7 of its free memory.
+        quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8,
+            int4, mxfp4, nvfp4, and the common blocks of GGUF files. "none": all in the dtype.
+            "fp8", "int4": each number rounded to the nearest, with a scale a row, or a group of up
+            to 128 columns; in "int4" the head is fp8. None: "stored"; but on a GPU, whose fast
+            kernels read no such weights, "none" where that takes at most 0.7 of its free memory.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.

@@ -53,10 +53,10 @@ def _write_numbers(to: torch.Tensor, weight: Weight) -> None:
     if weight.format is WeightFormat.DENSE:
         to.copy_(weight.data)
         return
-    parts = (weight.data, weight.scale, weight.zero)
-    data, scale, zero = (None if one is None else one.to(to.device).contiguous() for one in parts)
+    parts = (weight.data, weight.scale, weight.zero, weight.divisor)
+    data, *others = (None if one is None else one.to(to.device).contiguous() for one in parts)
     assert data is not None
-    ops.dequantize_into(to, Weight(data, weight.format, scale, zero))
+    ops.dequantize_into(to, Weight(data, weight.format, *others))
 
 
 def _kind(weight: Weight) -> object:
