@@ -55,11 +55,16 @@ def test_an_out_copy_behind_the_next_forward_is_named(depth: int, planted: bool)
 
 
 def test_masks_that_take_longer_than_the_forward_are_named() -> None:
+    pipeline = open_pipeline(2, constrained=True)
+    compute = pipeline._runtime.streams.compute
+
     def slow_fill(row: object, words: memoryview) -> None:
-        time.sleep(50e-3)  # also where other work slows the forward
+        while not compute.query():  # type: ignore[attr-defined]
+            time.sleep(1e-3)  # other work may slow the forward
+        time.sleep(30e-3)
         allow_all(row, words)
 
-    report = traced(open_pipeline(2, constrained=True), slow_fill).report
+    report = traced(pipeline, slow_fill).report
     assert report.waited_us["mask"] > 2000
     assert next(iter(report.waited_us)) == "mask"
 
