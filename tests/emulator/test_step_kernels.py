@@ -17,6 +17,7 @@ from photon_ext.checks import Backend
 from photon_ext.cli.step_kernels import TORCH, WITHIN, Entry, Setting, step_kernels
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import gpu_target, plan_kernels
+from photon_ext.models.requantize import requantized
 from tests.emulator.test_ops import run
 
 # Steps of a two-layer model, and the addresses of the kernels that each of them launches.
@@ -26,10 +27,11 @@ from photon_ext._library import _ops_library as library
 from photon_ext.models.kernel_plan import KernelPlan, ExecutionModes
 from photon_ext.models.weights import random_weights
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.requantize import requantized
 from tests.models.harness import Chunk, Harness
 
 given = json.loads(os.environ["GIVEN"])
-config = ModelConfig(Family.QWEN3, *given["shape"])
+config = requantized(ModelConfig(Family.QWEN3, *given["shape"]), given["quantize"])
 hopper, decode, chunks, *others = given["plan"]
 plan = KernelPlan(hopper, ExecutionModes(*decode), ExecutionModes(*chunks), *others)
 weights = random_weights(config, getattr(torch, given["dtype"]))
@@ -66,8 +68,9 @@ ODD_HIDDEN = (200, 2, 2, 1, 64, 192, 131)
 SMALL_HEADS = (128, 2, 4, 2, 32, 128, 131)
 MANY_SHARERS = (128, 2, 66, 1, 64, 128, 131)
 NARROW_MLP = (576, 2, 2, 1, 64, 192, 131)
+STORED = (256, 2, 4, 2, 128, 256, 136)
 NOT_LAUNCHED = {WITHIN, TORCH, "sample", "sample (clusters)"}
-NO_CHOICE = {"gather_rows", "decode_meta_set"}
+NO_CHOICE = {"gather_rows", "decode_meta_set", "dequantize"}
 
 
 @cache
@@ -126,6 +129,15 @@ def test_so_are_those_that_it_names_for_keys_and_values_in_fp8(emulated: Path) -
     check_kernels(emulated, ROUND, False, None, "bfloat16", (9, 0), (1, 33), fp8_kv=True)
 
 
+@pytest.mark.parametrize(("shape", "quantize"), [(STORED, "fp8"), (STORED, "int4"), (ROUND, "fp8")])
+def test_so_are_those_that_it_names_for_weights_of_fewer_bits(
+    emulated: Path, shape: tuple[int, ...], quantize: str
+) -> None:
+    """Those that Hopper kernels read, and a vocabulary that they do not."""
+    tokens = (1, 33, 65)
+    check_kernels(emulated, shape, False, None, "bfloat16", (9, 0), tokens, quantize=quantize)
+
+
 def check_kernels(
     emulated: Path,
     shape: tuple[int, ...],
@@ -135,8 +147,10 @@ def check_kernels(
     capability: tuple[int, int],
     tokens: tuple[int, ...],
     fp8_kv: bool = False,
+    quantize: str = "none",
 ) -> None:
     config, target = ModelConfig(Family.QWEN3, *shape), gpu_target(capability)
+    config = requantized(config, quantize)
     plan = plan_kernels(config, target, dtype, backend, exact)
     entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))
     modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
@@ -144,6 +158,7 @@ def check_kernels(
         "shape": shape,
         "plan": [plan.hopper, *modes, plan.balanced_attention, plan.batch_attention],
         "dtype": dtype,
+        "quantize": quantize,
         "kv_dtype": "fp8" if fp8_kv else None,
         "tokens": tokens,
     }
