@@ -89,7 +89,7 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
   p.stage_bytes = has_row_tiles ? Size::kRowTileBytes : Load::kStageTiles * Size::kTileBytes;
   const Layout rest(0, 0, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
   int scale_bytes = 0;  // of a stage
-  if constexpr (Load::kIsScaled) scale_bytes = Load::kStageTiles * p.stored.tile_bytes();
+  if constexpr (Load::kIsScaled) scale_bytes = Load::kStageTiles * p.stored.tile_bytes;
   p.stages = fit_stages(kRoom - rest.end, p.stage_bytes + scale_bytes);
   LaunchShape shape{blocks, narrow::kThreads};
   shape.shared_bytes = kRoom;

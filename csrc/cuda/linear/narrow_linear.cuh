@@ -186,14 +186,14 @@ struct Filler {
   // row is zero.
   __device__ void copy_scales(const Stage& stage) const {
     const StoredScales& stored = p.stored;
-    const int bytes = stored.tile_bytes(), tiles = tiles_of_stage();
+    const int bytes = stored.tile_bytes, tiles = tiles_of_stage();
     unsigned char* place = scales + stage.index * kStageTiles * bytes;
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i, place += bytes) {
       const TileRows rows = rows_of(i);
       copy_words(place, rows, stored.scales, stored.word_bits, stored.row_words);
       if (Load::kHasZeros && stored.zeros != nullptr) {
-        copy_words(place + kTileRows * 4 * stored.words(), rows, stored.zeros, stored.zero_bits,
+        copy_words(place + stored.zeros_at, rows, stored.zeros, stored.zero_bits,
                    stored.row_zero_words);
       }
     }
@@ -497,7 +497,7 @@ struct Multiplier {
       }
       if constexpr (Load::kIsScaled) {
         const int place = stage.index * kStageTiles + s;
-        tile_scales[s].read(p.stored, scales + place * p.stored.tile_bytes(), group, warp);
+        tile_scales[s].read(p.stored, scales + place * p.stored.tile_bytes, group, warp);
       }
     }
     if (m == 0)
@@ -724,7 +724,7 @@ __device__ void run_block(const typename Size::Load::Params& p) {
   unsigned char* shared = dynamic_shared();
   const CtaTiles range = cta_tiles<kEpilogue>(p);
   int scale_bytes = 0;
-  if constexpr (Load::kIsScaled) scale_bytes = p.stages * Load::kStageTiles * p.stored.tile_bytes();
+  if constexpr (Load::kIsScaled) scale_bytes = p.stages * Load::kStageTiles * p.stored.tile_bytes;
   const Layout<Size> at(p.stages * p.stage_bytes, scale_bytes,
                         is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);

@@ -29,11 +29,8 @@ struct StoredScales {
   int row_shift;                   // 2^row_shift rows share theirs
   int word_bits, zero_bits;  // a stage has 2^word_bits of each of 16 rows: those of a K chunk, or
                              // one where a row has one
+  int zeros_at, tile_bytes;  // of a tile in a stage: where zero points begin, and of both
   bool is_half;              // of int4: float16, else bfloat16
-
-  __host__ __device__ int words() const { return 1 << word_bits; }
-  __host__ __device__ int zero_words() const { return zeros == nullptr ? 0 : 1 << zero_bits; }
-  __host__ __device__ int tile_bytes() const { return kTileRows * 4 * (words() + zero_words()); }
 };
 
 // Of groups of 32 columns with zero points.
@@ -197,7 +194,7 @@ struct Int4Load {
   __device__ static float excess(const StoredScales& stored, const unsigned char* at, int row,
                                  int warp, int group) {
     if (stored.zeros == nullptr) return 128.0f + 8.0f;
-    const unsigned char* const zeros = at + kTileRows * 4 * stored.words();
+    const unsigned char* const zeros = at + stored.zeros_at;
     return 128.0f + zeros[(row * 4 << stored.zero_bits) + place(stored, warp, group)];
   }
 

@@ -26,6 +26,9 @@ StoredScales scales_of(const Weight& w, int k_chunk) {
   stored.row_shift = log2(s.rows);
   stored.word_bits = groups == 1 ? 0 : log2(in_chunk * bytes / 4);
   stored.zero_bits = log2(in_chunk / 4);
+  stored.zeros_at = kTileRows * 4 << stored.word_bits;
+  stored.tile_bytes =
+      stored.zeros_at + (s.zeros == nullptr ? 0 : kTileRows * 4 << stored.zero_bits);
   stored.is_half = s.dtype == DType::kF16;
   return stored;
 }
