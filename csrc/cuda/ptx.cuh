@@ -262,10 +262,12 @@ __device__ inline void async_copy16(void* shared, const void* global, bool valid
                : "memory");
 }
 
-// The same of 4 bytes.
-__device__ inline void async_copy4(void* shared, const void* global, bool valid) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(shared)),
-               "l"(global), "r"(valid ? 4 : 0)
+// The same of 4 or 8 bytes.
+template <int kBytes>
+__device__ inline void async_copy(void* shared, const void* global, bool valid) {
+  static_assert(kBytes == 4 || kBytes == 8);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid ? kBytes : 0), "n"(kBytes)
                : "memory");
 }
 

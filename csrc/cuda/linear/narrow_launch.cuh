@@ -73,10 +73,13 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
   constexpr int kMostPeerTiles = kMaxSplitRowTiles / kTileRowTiles;
   constexpr int kMostStageBytes =
       Load::kStageTiles * (Size::kTileBytes + (Load::kIsScaled ? narrow::kMostScaleBytes : 0));
-  static_assert(
-      kRoom - Layout(0, 0, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds).end >=
-          2 * kMostStageBytes,
-      "a stage is filled while the one after it is read");
+  constexpr int kLeastStages =
+      (kRoom - Layout(0, 0, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds).end) /
+      kMostStageBytes;
+  static_assert(kLeastStages >= 2, "a stage is filled while the one after it is read");
+  static_assert(kLeastStages * Load::kStageTiles * Size::kTileBytes >=
+                    narrow::kWarps * narrow::kPartialPitch * 4 * Size::kTokens,
+                "the ring has room for the sums of a tile");
   if constexpr (Size::kCopiesX) {
     constexpr int kBlocks = Size::kChunk / kKBlockColumns;
     if (const int error =

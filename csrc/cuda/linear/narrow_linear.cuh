@@ -143,16 +143,8 @@ struct Filler {
   __device__ void copy(const Stage& stage) {
     turn = kWarps - 1;
     if (pass.count <= 0) return;
-    if constexpr (Load::kIsScaled) {
-      wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-      if (is_elected()) copy_tiles(stage);
-      copy_scales(stage);
-    } else {
-      if (is_elected()) {
-        wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-        copy_tiles(stage);
-      }
-    }
+    if (is_elected()) copy_tiles(stage);
+    if constexpr (Load::kIsScaled) copy_scales(stage);
     skip(kWarps);
   }
 
@@ -169,6 +161,7 @@ struct Filler {
     const RowTileMap& weight = p.weight[range.part];
     const int tiles = kStageTiles == 1 ? 1 : tiles_of_stage();
     const TileRows last = rows_of(tiles - 1);
+    wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, (2 * tiles - (last.is_whole ? 0 : 1)) * kRowTileBytes);
 #pragma unroll
     for (int i = 0; i < kStageTiles; ++i, place += Size::kTileBytes) {
@@ -182,38 +175,44 @@ struct Filler {
     }
   }
 
-  // All lanes, a word at a time, as rows of scales may begin anywhere. What lies past the end of a
-  // row is zero.
+  // All lanes, a few bytes at a time, as rows of scales may begin anywhere. What lies past the end
+  // of a row is zero.
   __device__ void copy_scales(const Stage& stage) const {
     const StoredScales& stored = p.stored;
     const int bytes = stored.tile_bytes, tiles = tiles_of_stage();
     unsigned char* place = scales + stage.index * kStageTiles * bytes;
+    wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
 #pragma unroll 1
     for (int i = 0; i < tiles; ++i, place += bytes) {
       const TileRows rows = rows_of(i);
-      copy_words(place, rows, stored.scales, stored.word_bits, stored.row_words);
+      if (stored.are_pairs) {
+        copy_parts<8>(place, rows, stored.scales, stored.word_bits - 1, stored.row_words / 2);
+      } else {
+        copy_parts<4>(place, rows, stored.scales, stored.word_bits, stored.row_words);
+      }
       if (Load::kHasZeros && stored.zeros != nullptr) {
-        copy_words(place + stored.zeros_at, rows, stored.zeros, stored.zero_bits,
-                   stored.row_zero_words);
+        copy_parts<4>(place + stored.zeros_at, rows, stored.zeros, stored.zero_bits,
+                      stored.row_zero_words);
       }
     }
     arrive_when_copied(&ring.full[stage.index]);
   }
 
-  // Those of the K chunk, 2^bits of each row, or the row's only one.
-  __device__ void copy_words(unsigned char* to, const TileRows& rows, const uint32_t* from,
-                             int bits, int row_words) const {
-    const int first = row_words == 1 ? 0 : (k_chunk + range.column / Size::kChunk) << bits;
+  // Those of the K chunk, 2^bits parts of so many bytes of each row, or the row's only one.
+  template <int kBytes>
+  __device__ void copy_parts(unsigned char* to, const TileRows& rows, const void* from, int bits,
+                             int row_parts) const {
+    const int first = row_parts == 1 ? 0 : (k_chunk + range.column / Size::kChunk) << bits;
 #pragma unroll 1
     for (int i = threadIdx.x % kWarpSize; i < kTileRows << bits; i += kWarpSize) {
-      const int row = i >> bits, word = first + (i & ((1 << bits) - 1));
+      const int row = i >> bits, part = first + (i & ((1 << bits) - 1));
       if (row >= kRowTileRows && !rows.is_whole) return;
       const int of = (row < kRowTileRows ? rows.first : rows.second) + row % kRowTileRows;
-      const bool is_there = word < row_words;
-      async_copy4(
-          to + i * 4,
-          from + static_cast<int64_t>(of >> p.stored.row_shift) * row_words + (is_there ? word : 0),
-          is_there);
+      const bool is_there = part < row_parts;
+      const int64_t place = static_cast<int64_t>(of >> p.stored.row_shift) * row_parts;
+      async_copy<kBytes>(to + i * kBytes,
+                         static_cast<const char*>(from) + (place + (is_there ? part : 0)) * kBytes,
+                         is_there);
     }
   }
 };
@@ -295,16 +294,24 @@ struct TileScales<Load, true> {
   float of[Load::kGroups][2];
   float excess[Load::kHasZeros ? Load::kGroups : 1][2];
 
-  __device__ void read(const StoredScales& stored, const unsigned char* at, int group, int warp) {
+  // Returns what depends on all that was read.
+  __device__ uint32_t read(const StoredScales& stored, const unsigned char* at, int group,
+                           int warp) {
+    uint32_t loaded = 0;
 #pragma unroll
     for (int i = 0; i < Load::kGroups; ++i) {
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
         const int row = group + high * kRowTileRows;
         of[i][high] = Load::scale(stored, at, row, warp, i);
-        if constexpr (Load::kHasZeros) excess[i][high] = Load::excess(stored, at, row, warp, i);
+        loaded |= __float_as_uint(of[i][high]);
+        if constexpr (Load::kHasZeros) {
+          excess[i][high] = Load::excess(stored, at, row, warp, i);
+          loaded |= __float_as_uint(excess[i][high]);
+        }
       }
     }
+    return loaded;
   }
 };
 
@@ -417,7 +424,7 @@ struct Multiplier {
       for (int t = 0; t < kTokenTiles; ++t) {
         const int row = h / kHalves * Size::kTokens + t * kTokenTile;
         x.v[t][h] = Load::read_x(from + row * kRowBytes, group, h % kHalves, thread);
-        loaded |= x.v[t][h].w;
+        loaded |= x.v[t][h].y | x.v[t][h].w;
       }
     }
     x_filler.release(loaded & zero);
@@ -497,7 +504,7 @@ struct Multiplier {
       }
       if constexpr (Load::kIsScaled) {
         const int place = stage.index * kStageTiles + s;
-        tile_scales[s].read(p.stored, scales + place * p.stored.tile_bytes, group, warp);
+        loaded |= tile_scales[s].read(p.stored, scales + place * p.stored.tile_bytes, group, warp);
       }
     }
     if (m == 0)
@@ -690,6 +697,7 @@ __device__ void begin_block(const Params& p, const Layout<Size>& at, const Ring&
   constexpr int kFillers = 1 + (Size::Load::kIsScaled ? kWarpSize : 0);  // lanes, and the elected
   const int i = threadIdx.x;
   if (i == 0) prefetch_row_tile_map(p.weight[range.part]);
+  if (Size::kCopiesX && i == 0) prefetch_row_tile_map(p.tokens_map);
   if (i < p.stages) {
     init_barrier(&ring.full[i], kFillers);
     init_barrier(&ring.empty[i], kWarps);

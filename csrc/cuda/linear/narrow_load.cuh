@@ -30,6 +30,7 @@ struct StoredScales {
   int word_bits, zero_bits;  // a stage has 2^word_bits of each of 16 rows: those of a K chunk, or
                              // one where a row has one
   int zeros_at, tile_bytes;  // of a tile in a stage: where zero points begin, and of both
+  bool are_pairs;            // words of scales can be copied two at a time
   bool is_half;              // of int4: float16, else bfloat16
 };
 
@@ -193,9 +194,9 @@ struct Int4Load {
   // What a number is more than it should be.
   __device__ static float excess(const StoredScales& stored, const unsigned char* at, int row,
                                  int warp, int group) {
-    if (stored.zeros == nullptr) return 128.0f + 8.0f;
-    const unsigned char* const zeros = at + stored.zeros_at;
-    return 128.0f + zeros[(row * 4 << stored.zero_bits) + place(stored, warp, group)];
+    const unsigned char* const zeros = at + stored.zeros_at;  // where there are none, anything
+    const float zero = zeros[(row * 4 << stored.zero_bits) + place(stored, warp, group)];
+    return 128.0f + (stored.zeros == nullptr ? 8.0f : zero);
   }
 
  private:

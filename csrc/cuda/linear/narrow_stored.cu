@@ -25,10 +25,12 @@ StoredScales scales_of(const Weight& w, int k_chunk) {
   stored.row_zero_words = static_cast<int>(groups / 4);
   stored.row_shift = log2(s.rows);
   stored.word_bits = groups == 1 ? 0 : log2(in_chunk * bytes / 4);
-  stored.zero_bits = log2(in_chunk / 4);
-  stored.zeros_at = kTileRows * 4 << stored.word_bits;
-  stored.tile_bytes =
-      stored.zeros_at + (s.zeros == nullptr ? 0 : kTileRows * 4 << stored.zero_bits);
+  stored.zero_bits = s.zeros == nullptr ? 0 : log2(in_chunk / 4);
+  const int scale_bytes = kTileRows * 4 << stored.word_bits;
+  stored.zeros_at = s.zeros == nullptr ? 0 : scale_bytes;
+  stored.tile_bytes = scale_bytes + (s.zeros == nullptr ? 0 : kTileRows * 4 << stored.zero_bits);
+  stored.are_pairs = stored.word_bits > 0 && stored.row_words % 2 == 0 &&
+                     reinterpret_cast<uintptr_t>(s.data) % 8 == 0;
   stored.is_half = s.dtype == DType::kF16;
   return stored;
 }

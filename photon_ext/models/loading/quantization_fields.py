@@ -15,9 +15,9 @@ HEAD = "lm_head"
 _READABLE = (
     'readable are plain weights, GGUF files, quant_method "fp8" with weight_block_size [128, 128], '
     '"gptq" (bits 4, desc_act false) and "awq" (bits 4, version "gemm") with a group_size of a '
-    'multiple of 32 or -1, and "compressed-tensors" with format "float-quantized" (fp8 weights; '
-    'strategy "tensor", "channel" or "block"), "pack-quantized" (int4 weights; strategy "group" or '
-    '"channel"), "mxfp4-pack-quantized" or "nvfp4-pack-quantized"'
+    'multiple of 32 or -1, and "compressed-tensors" with format "float-quantized" (fp8; strategy '
+    '"tensor", "channel" or "block"), "pack-quantized" (int4; strategy "group" or "channel"), '
+    '"mxfp4-pack-quantized" or "nvfp4-pack-quantized"'
 )
 
 

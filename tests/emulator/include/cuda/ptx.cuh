@@ -108,9 +108,9 @@ inline void async_copy16(void* shared, const void* global, bool valid,
   emulator::async_copy(shared, global, 16, valid, site);
 }
 
-inline void async_copy4(void* shared, const void* global, bool valid,
-                        Site site = emulator::here()) {
-  emulator::async_copy(shared, global, 4, valid, site);
+template <int kBytes>
+inline void async_copy(void* shared, const void* global, bool valid, Site site = emulator::here()) {
+  emulator::async_copy(shared, global, kBytes, valid, site);
 }
 
 inline void commit_copies() { emulator::commit_copies(); }
