@@ -81,7 +81,7 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
                     narrow::kWarps * narrow::kPartialPitch * 4 * Size::kTokens,
                 "the ring has room for the sums of a tile");
   if constexpr (Size::kCopiesX) {
-    constexpr int kBlocks = Size::kChunk / kKBlockColumns;
+    constexpr int kBlocks = Load::kColumns / kKBlockColumns;
     if (const int error =
             make_row_tile_map(p.tokens_map, kBlocks, p.x, p.tokens, p.k, p.x_stride, Size::kTokens))
       return error;

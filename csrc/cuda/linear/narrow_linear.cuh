@@ -24,7 +24,6 @@ constexpr int kWarps = kKBlocks;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
                                    // most of the writers' banks apart
-constexpr int kXStages = 2;        // K chunks of x in shared memory, where tokens are many
 
 // How many tiles a pass has in registers, how many K chunks of x are on their way, of how many
 // eights of tokens, and how weights are loaded.
@@ -42,7 +41,7 @@ struct Size {
   // alone.
   static constexpr bool kCopiesX = kTokenTiles > 2;
   static constexpr int kResidents = kCopiesX ? 1 : 2;
-  static constexpr int kXBytes = kCopiesX ? kTokens * kChunk * 2 : 0;  // of a stage
+  static constexpr int kXBytes = kCopiesX ? kTokens * Load::kColumns * 2 : 0;  // of a warp
   static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
       kWarps * kPartialPitch * 4 * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
 };
@@ -59,7 +58,7 @@ struct Layout {
                                        bool normalizes, bool adds)
       : ring(0),
         x(ring + ring_bytes),
-        scales(x + kXStages * Size::kXBytes),
+        scales(x + kWarps * Size::kXBytes),
         gain(scales + scale_bytes),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
         old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
@@ -69,7 +68,7 @@ struct Layout {
         end(barriers + kBarriers * static_cast<int>(sizeof(Barrier))) {}
 
   // Of the ring, that the peer's sums are there, and of x.
-  static constexpr int kBarriers = 2 * kMaxStages + 1 + (Size::kCopiesX ? 2 * kXStages : 0);
+  static constexpr int kBarriers = 2 * kMaxStages + 1 + (Size::kCopiesX ? kWarps : 0);
 };
 
 template <typename Size>
@@ -217,63 +216,42 @@ struct Filler {
   }
 };
 
-// Brings x to shared memory, a K chunk at a time for all warps, in each pass anew. Each warp in
-// turn requests one.
+// Brings a warp's K blocks of x to its own place in shared memory, in each pass anew: the next one
+// as soon as registers have the one before.
 template <typename Size>
 struct XFiller {
+  static constexpr int kBlocks = Size::Load::kColumns / kKBlockColumns;
+
   const Params& p;
   unsigned char* at;
-  Barrier *full, *empty;
-  int first, k_chunks, left;  // first: the CTA's first K block; left: chunks of all passes to copy
-  int next = 0;               // that is copied next
-  int turn;                   // how many the other warps copy before
-  Stage stage;                // that is read next
+  Barrier* full;
+  int first;                     // of the warp's blocks of 64 columns
+  int k_chunks, left, next = 0;  // left: of all passes
+  uint32_t parity = 0;
 
   __device__ XFiller(const Params& p, const CtaTiles& range, unsigned char* at, Barrier* barriers)
       : p(p),
-        at(at),
-        full(barriers),
-        empty(barriers + kXStages),
-        first(range.column / kKBlockColumns),
+        at(at + threadIdx.x / kWarpSize * Size::kXBytes),
+        full(barriers + threadIdx.x / kWarpSize),
+        first(range.column / kKBlockColumns + threadIdx.x / kWarpSize * kBlocks),
         k_chunks(k_chunks_of<Size>(range)),
-        left((range.tiles + p.pass_tiles - 1) / p.pass_tiles * k_chunks),
-        turn(threadIdx.x / kWarpSize) {}
+        left((range.tiles + p.pass_tiles - 1) / p.pass_tiles * k_chunks) {}
 
-  __device__ void fill() {
-    Stage stage;
-#pragma unroll 1
-    for (int i = 0; i < kXStages; ++i, stage.advance(kXStages)) copy(stage);
-  }
-
-  __device__ const unsigned char* wait() const {
-    wait_barrier(&full[stage.index], stage.parity);
-    return at + stage.index * Size::kXBytes;
-  }
-
-  // This warp has read it, of which `loaded` is a part.
-  __device__ void release(uint32_t loaded) const {
+  // The whole warp. `read`: 0, and depends on what was read of the one before.
+  __device__ void copy_next(uint32_t read = 0) {
     __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) arrive(&empty[stage.index], loaded);
-  }
-
-  // Fills what all warps have read, or will have read soon.
-  __device__ void refill() {
-    copy({stage.index, stage.parity ^ 1});
-    stage.advance(kXStages);
-  }
-
- private:
-  // `to.parity`: as it will be read. The first round waits for nobody.
-  __device__ void copy(const Stage& to) {
-    if (left > 0 && turn == 0 && is_elected()) {
-      wait_barrier(&empty[to.index], to.parity ^ 1);
-      arrive_expecting(&full[to.index], Size::kXBytes);
-      copy_row_tile(at + to.index * Size::kXBytes, p.tokens_map, 0,
-                    first + next * (Size::kChunk / kKBlockColumns), &full[to.index], evict_last());
+    if (left-- > 0 && is_elected()) {
+      arrive_expecting(full, Size::kXBytes + read);
+      copy_row_tile(at, p.tokens_map, 0, first + next * (Size::kChunk / kKBlockColumns), full,
+                    evict_last());
     }
-    --left;
-    if (turn-- == 0) turn = kWarps - 1;
     if (++next == k_chunks) next = 0;
+  }
+
+  __device__ const unsigned char* wait() {
+    wait_barrier(full, parity);
+    parity ^= 1;
+    return at;
   }
 };
 
@@ -385,7 +363,6 @@ struct Multiplier {
       if constexpr (Size::kCopiesX) {
         read(x[0], x_filler);
         add_k_chunk(x[0], k_chunk, pass, filler, stamps);
-        x_filler.refill();
         continue;
       }
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
@@ -411,12 +388,10 @@ struct Multiplier {
     }
   }
 
-  // What load() has, where x lies in shared memory: tokens that are not there are zeros.
-  __device__ void read(XKChunk<Size>& x, const XFiller<Size>& x_filler) const {
+  // What load() has, where x comes by copies: tokens that are not there are zeros.
+  __device__ void read(XKChunk<Size>& x, XFiller<Size>& x_filler) const {
     constexpr int kRowBytes = 2 * kKBlockColumns;
-    const unsigned char* from =
-        x_filler.wait() + group * kRowBytes +
-        warp * (Load::kColumns / kKBlockColumns) * Size::kTokens * kRowBytes;
+    const unsigned char* from = x_filler.wait() + group * kRowBytes;
     uint32_t loaded = 0;
 #pragma unroll
     for (int h = 0; h < kVectors; ++h) {
@@ -427,7 +402,7 @@ struct Multiplier {
         loaded |= x.v[t][h].y | x.v[t][h].w;
       }
     }
-    x_filler.release(loaded & zero);
+    x_filler.copy_next(loaded & zero);
   }
 
   // From x as it was loaded to what instructions take.
@@ -704,7 +679,7 @@ __device__ void begin_block(const Params& p, const Layout<Size>& at, const Ring&
   }
   if (i == 0) init_barrier(arrived, 1);
   if constexpr (Size::kCopiesX) {
-    if (i < 2 * kXStages) init_barrier(arrived + 1 + i, i < kXStages ? 1 : kWarps);
+    if (i < kWarps) init_barrier(arrived + 1 + i, 1);
   }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
@@ -769,7 +744,7 @@ __device__ void run_block(const typename Size::Load::Params& p) {
   wait_for_earlier();
   if constexpr (Size::kCopiesX) {
     fence_async_global();  // x is read by copies
-    x_filler.fill();
+    x_filler.copy_next();
   } else {
     multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop
                           // comes before it
