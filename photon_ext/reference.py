@@ -43,10 +43,10 @@ from photon_ext.layout import (
     VocabularyWord,
 )
 from photon_ext.weight import Weight
+from photon_ext.weight_format import FP8_MOST
 
 _INT32_MAX = 2**31 - 1
 _U32 = 0xFFFFFFFF
-FP8_MOST = 448.0  # of float8_e4m3fn
 
 
 # --- step: the head and the tail ------------------------------------------------------------------

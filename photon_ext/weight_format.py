@@ -6,6 +6,7 @@ from enum import Enum
 
 from photon_ext import _C
 
+FP8_MOST = 448.0  # of float8_e4m3fn
 SCALE_BLOCK = 128  # rows, and columns, of a block of fp8 with one scale: kScaleBlock of weight.h
 
 

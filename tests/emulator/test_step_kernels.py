@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import astuple
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -96,76 +97,58 @@ def expected(entries: list[Entry], step: str, tokens: dict[str, int]) -> set[str
     return kernels - NOT_LAUNCHED
 
 
-@pytest.mark.parametrize(
-    ("shape", "exact", "backend", "dtype", "capability", "tokens"),
-    [
-        (ROUND, False, None, "bfloat16", (9, 0), (1, 8, 9, 32, 33, 64, 65, 97)),
-        (ROUND, True, None, "bfloat16", (9, 0), (64, 65, 96, 97)),
-        (ROUND, False, "portable", "bfloat16", (9, 0), (1, 32, 33)),
-        (ROUND, False, "hopper", "bfloat16", (8, 0), (1, 33)),
-        (ROUND, False, "hopper", "float16", (9, 0), (1, 33)),
-        (GQA_3_OF_64, True, None, "bfloat16", (9, 0), (1, 97)),
-        (GQA_6, False, None, "bfloat16", (9, 0), (97,)),
-        (ODD_OUTPUT, False, None, "bfloat16", (9, 0), (1, 33)),
-        (ODD_HIDDEN, False, None, "bfloat16", (9, 0), (1, 33)),
-        (SMALL_HEADS, False, None, "bfloat16", (9, 0), (1, 33)),
-        (MANY_SHARERS, False, None, "bfloat16", (9, 0), (1,)),
-        (NARROW_MLP, True, None, "bfloat16", (9, 0), (64, 96)),
-    ],
-)
-def test_the_kernels_that_a_plan_names_are_those_that_run(
-    emulated: Path,
-    shape: tuple[int, ...],
-    exact: bool,
-    backend: Backend | None,
-    dtype: str,
-    capability: tuple[int, int],
-    tokens: tuple[int, ...],
-) -> None:
-    check_kernels(emulated, shape, exact, backend, dtype, capability, tokens)
+class Case(NamedTuple):
+    """A model and what its plan follows from; `tokens` of the steps."""
+
+    shape: tuple[int, ...]
+    tokens: tuple[int, ...]
+    exact: bool = False
+    backend: Backend | None = None
+    dtype: str = "bfloat16"
+    capability: tuple[int, int] = (9, 0)
+    fp8_kv: bool = False
+    quantize: str = "none"
 
 
-def test_so_are_those_that_it_names_for_keys_and_values_in_fp8(emulated: Path) -> None:
-    check_kernels(emulated, ROUND, False, None, "bfloat16", (9, 0), (1, 33), fp8_kv=True)
+CASES = [
+    Case(ROUND, (1, 8, 9, 32, 33, 64, 65, 97)),
+    Case(ROUND, (64, 65, 96, 97), exact=True),
+    Case(ROUND, (1, 32, 33), backend="portable"),
+    Case(ROUND, (1, 33), backend="hopper", capability=(8, 0)),
+    Case(ROUND, (1, 33), backend="hopper", dtype="float16"),
+    Case(GQA_3_OF_64, (1, 97), exact=True),
+    Case(GQA_6, (97,)),
+    Case(ODD_OUTPUT, (1, 33)),
+    Case(ODD_HIDDEN, (1, 33)),
+    Case(SMALL_HEADS, (1, 33)),
+    Case(MANY_SHARERS, (1,)),
+    Case(NARROW_MLP, (64, 96), exact=True),
+    Case(ROUND, (1, 33), fp8_kv=True),
+    Case(STORED, (1, 33, 65), quantize="fp8"),
+    Case(STORED, (1, 33, 65), quantize="int4"),
+    Case(ROUND, (1, 33, 65), quantize="fp8"),  # a vocabulary that Hopper kernels do not read
+]
 
 
-@pytest.mark.parametrize(("shape", "quantize"), [(STORED, "fp8"), (STORED, "int4"), (ROUND, "fp8")])
-def test_so_are_those_that_it_names_for_weights_of_fewer_bits(
-    emulated: Path, shape: tuple[int, ...], quantize: str
-) -> None:
-    """Those that Hopper kernels read, and a vocabulary that they do not."""
-    tokens = (1, 33, 65)
-    check_kernels(emulated, shape, False, None, "bfloat16", (9, 0), tokens, quantize=quantize)
-
-
-def check_kernels(
-    emulated: Path,
-    shape: tuple[int, ...],
-    exact: bool,
-    backend: Backend | None,
-    dtype: str,
-    capability: tuple[int, int],
-    tokens: tuple[int, ...],
-    fp8_kv: bool = False,
-    quantize: str = "none",
-) -> None:
-    config, target = ModelConfig(Family.QWEN3, *shape), gpu_target(capability)
-    config = requantized(config, quantize)
-    plan = plan_kernels(config, target, dtype, backend, exact)
-    entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_that_a_plan_names_are_those_that_run(emulated: Path, case: Case) -> None:
+    config, target = ModelConfig(Family.QWEN3, *case.shape), gpu_target(case.capability)
+    config = requantized(config, case.quantize)
+    plan = plan_kernels(config, target, case.dtype, case.backend, case.exact)
+    entries = step_kernels(Setting(config, target, case.dtype, plan, fp8_kv=case.fp8_kv))
     modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
     given = {
-        "shape": shape,
+        "shape": case.shape,
         "plan": [plan.hopper, *modes, plan.balanced_attention, plan.batch_attention],
-        "dtype": dtype,
-        "quantize": quantize,
-        "kv_dtype": "fp8" if fp8_kv else None,
-        "tokens": tokens,
+        "dtype": case.dtype,
+        "quantize": case.quantize,
+        "kv_dtype": "fp8" if case.fp8_kv else None,
+        "tokens": case.tokens,
     }
     library = emulated / "_ops.abi3.so"
     variables = {
         "GIVEN": json.dumps(given),
-        "PHOTON_EMULATOR_COMPUTE_CAPABILITY": "{}.{}".format(*capability),
+        "PHOTON_EMULATOR_COMPUTE_CAPABILITY": "{}.{}".format(*case.capability),
     }
     done = run(library, SCRIPT, **variables)
     assert done.returncode == 0, done.stderr
@@ -178,7 +161,7 @@ def check_kernels(
             expected(entries, "decode", {"": count}),
             expected(entries, "chunks", {"": count, **of_chunks}),
         ]
-        for count in tokens
+        for count in case.tokens
     ]
     of_mixed = {"": 12, "head": 3, "attention of decode rows": 2}
     assert launched[-1] == [expected(entries, "chunks", of_mixed)]

@@ -142,8 +142,8 @@ struct Fp8Load {
   }
 };
 
-// Four bits, with scales of two bytes for groups of 128 / kGroups columns, or of fewer columns
-// where kGroups is 4: then twice as many K slices as groups have the same.
+// Four bits, with scales of two bytes for groups of 128 / kGroups columns. Groups of 64 columns are
+// taken for two of 32, which have the same scale.
 template <int kGroups_, int kStageTiles_>
 struct Int4Load {
   using Params = StoredParams;

@@ -64,8 +64,8 @@ def load_model(
         quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8,
             int4, mxfp4, nvfp4, and the common blocks of GGUF files. "none": all in the dtype.
             "fp8", "int4": each number rounded to the nearest, with a scale a row, or a group of up
-            to 128 columns; in "int4" the head is fp8. None: "stored"; but on a GPU, whose fast
-            kernels read no such weights, "none" where that takes at most 0.7 of its free memory.
+            to 128 columns; in "int4" the head is fp8. None: "stored"; but on a GPU "none" where
+            that takes at most 0.7 of its free memory.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 
 from photon_ext.errors import ConfigError, ModelError
+from photon_ext.weight_format import FP8_MOST
 
-FP8_MOST = 448.0  # of float8_e4m3fn
 INT4_LEAST, INT4_MOST = -8, 7
 INT4_GROUP = 128  # columns that share a scale
 _LEAST_SCALE = 2.0**-126  # float32 has no smaller normal number

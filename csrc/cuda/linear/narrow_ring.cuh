@@ -1,0 +1,247 @@
+// Shared memory of the narrow linears (narrow_linear.cuh): where things lie, and who brings them:
+// tiles of the weight, with the scales of fewer bits, into a ring, and x where tokens are many.
+#pragma once
+#include "cuda/linear/narrow_load.cuh"
+#include "cuda/linear/stream_common.cuh"
+
+namespace photon::cuda::stream_linear {
+
+namespace narrow {
+
+constexpr int kWarps = kKBlocks;
+constexpr int kThreads = kWarps * kWarpSize;
+constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
+                                   // most of the writers' banks apart
+
+// How many tiles a pass has in registers, how many K chunks of x are on their way, of how many
+// eights of tokens, and how weights are loaded.
+template <int kTiles_, int kAhead_, int kTokenTiles_ = 1, typename Load_ = DenseLoad>
+struct Size {
+  static_assert(kTiles_ % Load_::kStageTiles == 0);
+  using Load = Load_;
+  static constexpr int kTiles = kTiles_, kAhead = kAhead_, kTokenTiles = kTokenTiles_;
+  static constexpr int kTokens = kTokenTiles * kTokenTile;
+  static constexpr int kChunk = kKBlocks * Load::kColumns;  // columns of a K chunk
+  static constexpr int kRowTileBytes = Load::kBlocks * kKBlockBytes;
+  static constexpr int kTileBytes = 2 * kRowTileBytes;
+  static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
+  // Where its K chunks come by tensor copies, no registers hold one ahead, and the CTA has its SM
+  // alone.
+  static constexpr bool kCopiesX = kTokenTiles > 2;
+  static constexpr int kResidents = kCopiesX ? 1 : 2;
+  static constexpr int kXBytes = kCopiesX ? kTokens * Load::kColumns * 2 : 0;  // of a warp
+  static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
+      kWarps * kPartialPitch * 4 * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
+};
+
+// Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
+// with it.
+template <typename Size>
+struct Layout {
+  static constexpr int kTokens = Size::kTokens;
+
+  int ring, x, scales, gain, squares, old, peer, partial, barriers, end;
+
+  constexpr __host__ __device__ Layout(int ring_bytes, int scale_bytes, int peer_tiles, int k,
+                                       bool normalizes, bool adds)
+      : ring(0),
+        x(ring + ring_bytes),
+        scales(x + kWarps * Size::kXBytes),
+        gain(scales + scale_bytes),
+        squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
+        old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
+        peer(old + (adds ? Size::kTiles * kTileRows * kTokens * 2 : 0)),
+        partial(peer + peer_tiles * kTileRows * kTokens * 4),
+        barriers(partial + Size::kPartialBytes),
+        end(barriers + kBarriers * static_cast<int>(sizeof(Barrier))) {}
+
+  // Of the ring, that the peer's sums are there, and of x.
+  static constexpr int kBarriers = 2 * kMaxStages + 1 + (Size::kCopiesX ? kWarps : 0);
+};
+
+template <typename Size>
+__device__ inline int k_chunks_of(const CtaTiles& range) {
+  return (range.k + Size::kChunk - 1) / Size::kChunk;
+}
+
+// Fills the ring with the CTA's tiles, in the order in which they are multiplied. Of eight
+// consecutive stages each warp copies one.
+template <typename Size, Epilogue kEpilogue>
+struct Filler {
+  using Load = typename Size::Load;
+  static constexpr int kRowTileBytes = Size::kRowTileBytes, kStageTiles = Load::kStageTiles;
+
+  const typename Load::Params& p;
+  const CtaTiles& range;
+  const Ring& ring;
+  unsigned char* scales;  // of the first stage
+  uint64_t policy;
+  Pass pass;  // of the stage that this warp copies next
+  int k_chunk = 0, at = 0;
+  int turn;  // how many stages the other warps copy before
+
+  __device__ Filler(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
+                    unsigned char* scales)
+      : p(p),
+        range(range),
+        ring(ring),
+        scales(scales),
+        policy(evict_first()),
+        pass(pass_from(0, p.pass_tiles, range.tiles)),
+        turn(threadIdx.x / kWarpSize) {
+    skip(turn);
+  }
+
+  // Before the first stage is read.
+  __device__ void fill() {
+    Stage stage;
+#pragma unroll 1
+    for (int i = 0; i < ring.stages; ++i) {
+      if (turn-- == 0) copy(stage);
+      stage.advance(ring.stages);
+    }
+    ++turn;  // while the first stage is read there is none before it, which were to be filled
+  }
+
+  // Called while the tiles of `stage` are read. Fills the stage before it again, which all warps
+  // have read, or will have read soon.
+  __device__ void refill(const Stage& stage) {
+    if (turn-- == 0)
+      copy(stage.index > 0 ? Stage{stage.index - 1, stage.parity ^ 1}
+                           : Stage{ring.stages - 1, stage.parity});
+  }
+
+ private:
+  // Of a K chunk of the pass.
+  __device__ int stages_of_chunk() const { return (pass.count + kStageTiles - 1) / kStageTiles; }
+
+  // Goes on by so many stages.
+  __device__ void skip(int stages) {
+    at += stages;
+#pragma unroll 1
+    while (pass.count > 0 && at >= stages_of_chunk()) {
+      at -= stages_of_chunk();
+      if (++k_chunk < k_chunks_of<Size>(range)) continue;
+      k_chunk = 0;
+      pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
+    }
+  }
+
+  __device__ void copy(const Stage& stage) {
+    turn = kWarps - 1;
+    if (pass.count <= 0) return;
+    if (is_elected()) copy_tiles(stage);
+    if constexpr (Load::kIsScaled) copy_scales(stage);
+    skip(kWarps);
+  }
+
+  // Tiles of the stage that are there, at most kStageTiles.
+  __device__ int tiles_of_stage() const { return min(kStageTiles, pass.count - at * kStageTiles); }
+
+  __device__ TileRows rows_of(int tile) const {
+    return tile_rows<kEpilogue>(p, range, pass.first + at * kStageTiles + tile);
+  }
+
+  __device__ void copy_tiles(const Stage& stage) const {
+    unsigned char* place = ring.stage(stage.index);
+    Barrier* full = &ring.full[stage.index];
+    const RowTileMap& weight = p.weight[range.part];
+    const int tiles = kStageTiles == 1 ? 1 : tiles_of_stage();
+    const TileRows last = rows_of(tiles - 1);
+    wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
+    arrive_expecting(full, (2 * tiles - (last.is_whole ? 0 : 1)) * kRowTileBytes);
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i, place += Size::kTileBytes) {
+      if (i >= tiles) break;
+      const TileRows rows = kStageTiles == 1 ? last : rows_of(i);
+      copy_row_tile(place, weight, rows.first, k_chunk * Load::kBlocks, full, policy);
+      if (rows.is_whole) {
+        copy_row_tile(place + kRowTileBytes, weight, rows.second, k_chunk * Load::kBlocks, full,
+                      policy);
+      }
+    }
+  }
+
+  // All lanes, a few bytes at a time, as rows of scales may begin anywhere. What lies past the end
+  // of a row is zero.
+  __device__ void copy_scales(const Stage& stage) const {
+    const StoredScales& stored = p.stored;
+    const int bytes = stored.tile_bytes, tiles = tiles_of_stage();
+    unsigned char* place = scales + stage.index * kStageTiles * bytes;
+    wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i, place += bytes) {
+      const TileRows rows = rows_of(i);
+      if (stored.are_pairs) {
+        copy_parts<8>(place, rows, stored.scales, stored.word_bits - 1, stored.row_words / 2);
+      } else {
+        copy_parts<4>(place, rows, stored.scales, stored.word_bits, stored.row_words);
+      }
+      if (Load::kHasZeros && stored.zeros != nullptr) {
+        copy_parts<4>(place + stored.zeros_at, rows, stored.zeros, stored.zero_bits,
+                      stored.row_zero_words);
+      }
+    }
+    arrive_when_copied(&ring.full[stage.index]);
+  }
+
+  // Those of the K chunk, 2^bits parts of so many bytes of each row, or the row's only one.
+  template <int kBytes>
+  __device__ void copy_parts(unsigned char* to, const TileRows& rows, const void* from, int bits,
+                             int row_parts) const {
+    const int first = row_parts == 1 ? 0 : (k_chunk + range.column / Size::kChunk) << bits;
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < kTileRows << bits; i += kWarpSize) {
+      const int row = i >> bits, part = first + (i & ((1 << bits) - 1));
+      if (row >= kRowTileRows && !rows.is_whole) return;
+      const int of = (row < kRowTileRows ? rows.first : rows.second) + row % kRowTileRows;
+      const bool is_there = part < row_parts;
+      const int64_t place = static_cast<int64_t>(of >> p.stored.row_shift) * row_parts;
+      async_copy<kBytes>(to + i * kBytes,
+                         static_cast<const char*>(from) + (place + (is_there ? part : 0)) * kBytes,
+                         is_there);
+    }
+  }
+};
+
+// Brings a warp's K blocks of x to its own place in shared memory, in each pass anew: the next one
+// as soon as registers have the one before.
+template <typename Size>
+struct XFiller {
+  static constexpr int kBlocks = Size::Load::kColumns / kKBlockColumns;
+
+  const Params& p;
+  unsigned char* at;
+  Barrier* full;
+  int first;                     // of the warp's blocks of 64 columns
+  int k_chunks, left, next = 0;  // left: of all passes
+  uint32_t parity = 0;
+
+  __device__ XFiller(const Params& p, const CtaTiles& range, unsigned char* at, Barrier* barriers)
+      : p(p),
+        at(at + threadIdx.x / kWarpSize * Size::kXBytes),
+        full(barriers + threadIdx.x / kWarpSize),
+        first(range.column / kKBlockColumns + threadIdx.x / kWarpSize * kBlocks),
+        k_chunks(k_chunks_of<Size>(range)),
+        left((range.tiles + p.pass_tiles - 1) / p.pass_tiles * k_chunks) {}
+
+  // The whole warp. `read`: 0, and depends on what was read of the one before.
+  __device__ void copy_next(uint32_t read = 0) {
+    __syncwarp();
+    if (left-- > 0 && is_elected()) {
+      arrive_expecting(full, Size::kXBytes + read);
+      copy_row_tile(at, p.tokens_map, 0, first + next * (Size::kChunk / kKBlockColumns), full,
+                    evict_last());
+    }
+    if (++next == k_chunks) next = 0;
+  }
+
+  __device__ const unsigned char* wait() {
+    wait_barrier(full, parity);
+    parity ^= 1;
+    return at;
+  }
+};
+
+}  // namespace narrow
+}  // namespace photon::cuda::stream_linear
