@@ -1064,7 +1064,8 @@ def quantize_heads(x: Tensor) -> tuple[Tensor, Tensor]:
     scales of the heads, float32 [...]: the largest magnitude / 448.
     """
     wide = x.float()
-    scale = wide.abs().amax(-1) / FP8_MOST
+    largest = wide.abs().amax(-1)
+    scale = largest / torch.full_like(largest, FP8_MOST)  # by a number, CUDA would not divide
     numbers = (wide / scale[..., None]).where(scale[..., None] != 0, 0.0)
     return numbers.clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn), scale
 

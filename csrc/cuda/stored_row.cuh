@@ -106,8 +106,7 @@ __device__ inline float e4m3_as_float(uint32_t bits) {
 __device__ inline uint32_t four_e2m1(uint32_t bits) {
   const uint32_t positive = __byte_perm(0x0f0e0d0c, 0x18141210, bits & 0x7777);
   const uint32_t negative = 0x18181818 - positive;
-  const uint32_t signs = bits & 0x8888;
-  const uint32_t is_negative = __byte_perm(0x8000, 0, signs | signs >> 3);  // the sign of byte 1
+  const uint32_t is_negative = __byte_perm(0xff00, 0, bits >> 3 & 0x1111);
   return (positive & ~is_negative) | (negative & is_negative);
 }
 

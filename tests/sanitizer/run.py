@@ -38,6 +38,7 @@ TESTS = (
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
     "tests/ops/test_stored_linear.py",
+    "tests/ops/test_narrow_stored.py",
     "tests/ops/test_lora.py",
     "tests/ops/test_lora_link.py",
     "tests/ops/test_spatial.py",

@@ -40,15 +40,13 @@ inline unsigned __brev(unsigned v) {
   return reversed;
 }
 
-// Four bytes chosen from the eight of y:x, x being the lower; a selector's bit 3 spreads the byte's
-// sign instead.
+// Four bytes chosen from the eight of y:x, x being the lower. Of a selector's four bits the highest
+// is not used (of PTX's prmt it is).
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selectors) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   unsigned result = 0;
   for (int i = 0; i < 4; ++i) {
-    const unsigned selector = selectors >> 4 * i & 0xfu;
-    unsigned byte = bytes >> 8 * (selector & 7u) & 0xffu;
-    if ((selector & 8u) != 0) byte = (byte & 0x80u) != 0 ? 0xffu : 0;
+    const unsigned byte = bytes >> 8 * (selectors >> 4 * i & 7u) & 0xffu;
     result |= byte << 8 * i;
   }
   return result;
