@@ -11,7 +11,7 @@ namespace photon {
 enum class WeightFormat : int32_t {
   kDense,  // rows of k elements, of the activations' dtype
   kFp8,  // rows of k e4m3 bytes (1 sign, 4 exponent and 3 mantissa bits, bias 7; no infinity), with
-         // scales. A NaN (0x7f, 0xff) is read as 480: whoever loads weights looks for it
+         // scales. A NaN (0x7f, 0xff) is read as 480, or as NaN: whoever loads weights looks for it
   kInt4,   // rows of k / 2 bytes, with scales: the low four bits are the even column, and a number
            // is (bits - zero) * scale, with zero = 8 where there are no zeros
   kMxFp4,  // rows of k / 2 bytes as kInt4, of e2m1 numbers (1 sign, 2 exponent and 1 mantissa bits,

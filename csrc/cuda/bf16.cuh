@@ -2,6 +2,7 @@
 // half.
 #pragma once
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <cstdint>
 #include <cstring>
@@ -25,6 +26,26 @@ __device__ inline uint32_t times_bf16(uint32_t a, uint32_t b) {
   const __nv_bfloat162 product = __hmul2(x, y);
   uint32_t bits;
   memcpy(&bits, &product, sizeof(bits));
+  return bits;
+}
+
+// The larger of each two magnitudes; NaN is passed over.
+__device__ inline uint32_t larger_bf16(uint32_t a, uint32_t b) {
+  __nv_bfloat162 x, y;
+  memcpy(&x, &a, sizeof(a));
+  memcpy(&y, &b, sizeof(b));
+  const __nv_bfloat162 larger = __hmax2(__habs2(x), __habs2(y));
+  uint32_t bits;
+  memcpy(&bits, &larger, sizeof(bits));
+  return bits;
+}
+
+// As float16, each rounded.
+__device__ inline uint32_t bf16_as_f16(uint32_t pair) {
+  const __half2 rounded =
+      __floats2half2_rn(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  uint32_t bits;
+  memcpy(&bits, &rounded, sizeof(bits));
   return bits;
 }
 

@@ -62,6 +62,19 @@ __device__ inline const T* computed_now(const T* pointer) {
   return pointer;
 }
 
+// The same, and the compiler cannot compute it again where it is used: of a shuffle it knows
+// nothing. All lanes of the warp must call it.
+__device__ inline int computed_once(int value) {
+  return __shfl_sync(0xffffffffu, value, threadIdx.x);
+}
+
+// (bits & mask) | ones, as one instruction: two constants that the compiler knows would make two.
+__device__ inline uint32_t masked_or(uint32_t bits, uint32_t mask, uint32_t ones) {
+  uint32_t result;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(result) : "r"(bits), "r"(mask), "r"(ones));
+  return result;
+}
+
 // --- loads past L1, of what other kernels of the chain wrote: this CTA's L1 may hold what was
 // there before ---------------------------
 
@@ -297,6 +310,22 @@ __device__ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4],
       "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// The same of float16.
+__device__ inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Two e4m3 numbers, the lower half of `bytes`, as float16, which has all of them.
+__device__ inline uint32_t e4m3_as_f16(uint32_t bytes) {
+  uint32_t pair = 0;
+  PHOTON_HOPPER(
+      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(bytes))));
+  return pair;
 }
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory: lane i gives the address of row i % 8

@@ -71,15 +71,14 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
   constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
   constexpr int kRoom = shared_room<kEpilogue>(Size::kResidents);
   constexpr int kMostPeerTiles = kMaxSplitRowTiles / kTileRowTiles;
-  constexpr int kMostStageBytes =
-      Load::kStageTiles * (Size::kTileBytes + (Load::kIsScaled ? narrow::kMostScaleBytes : 0));
+  constexpr int kMostStageBytes = Load::kStageTiles * (Size::kTileBytes + Size::kScaleBytes);
   constexpr int kLeastStages =
       (kRoom - Layout(0, 0, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds).end) /
       kMostStageBytes;
-  static_assert(kLeastStages >= 2, "a stage is filled while the one after it is read");
-  static_assert(kLeastStages * Load::kStageTiles * Size::kTileBytes >=
-                    narrow::kWarps * narrow::kPartialPitch * 4 * Size::kTokens,
-                "the ring has room for the sums of a tile");
+  static_assert(kLeastStages > Load::kLag, "a stage is filled while one after it is read");
+  static_assert(
+      kLeastStages * Load::kStageTiles * Size::kTileBytes >= narrow::kSlotBytes * Size::kTokens,
+      "the ring has room for the sums of a tile");
   if constexpr (Size::kCopiesX) {
     constexpr int kBlocks = Load::kColumns / kKBlockColumns;
     if (const int error =
@@ -90,10 +89,14 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
   const bool has_row_tiles =
       p.row_tiles_each + (p.row_tiles_extra > 0 ? 1 : 0) < tile_row_tiles<kEpilogue>(p);
   p.stage_bytes = has_row_tiles ? Size::kRowTileBytes : Load::kStageTiles * Size::kTileBytes;
-  const Layout rest(0, 0, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
-  int scale_bytes = 0;  // of a stage
-  if constexpr (Load::kIsScaled) scale_bytes = Load::kStageTiles * p.stored.tile_bytes;
-  p.stages = fit_stages(kRoom - rest.end, p.stage_bytes + scale_bytes);
+  int partial_bytes = Size::kPartialBytes;
+  if constexpr (Load::kIsScaled) {
+    if (p.tokens <= kTokenTile / 4) partial_bytes = narrow::kSlotBytes * Size::kTokens;
+    if (p.most_tiles <= Size::kTiles) partial_bytes = 0;
+    p.partial_bytes = partial_bytes;
+  }
+  const Layout rest(0, 0, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds, partial_bytes);
+  p.stages = fit_stages(kRoom - rest.end, p.stage_bytes + Load::kStageTiles * Size::kScaleBytes);
   LaunchShape shape{blocks, narrow::kThreads};
   shape.shared_bytes = kRoom;
   shape.cluster = static_cast<unsigned>(p.split);

@@ -36,19 +36,18 @@ struct TileScales<Load, true> {
   float of[Load::kGroups][2];
   float excess[Load::kHasZeros ? Load::kGroups : 1][2];
 
-  // Returns what depends on all that was read.
-  __device__ uint32_t read(const StoredScales& stored, const unsigned char* at, int group,
-                           int warp) {
+  // `scale`, `zero`: of the first of the rows. Returns what depends on all that was read.
+  __device__ uint32_t read(const StoredScales& stored, const unsigned char* scale,
+                           const unsigned char* zero) {
     uint32_t loaded = 0;
 #pragma unroll
     for (int i = 0; i < Load::kGroups; ++i) {
 #pragma unroll
       for (int high = 0; high < 2; ++high) {
-        const int row = group + high * kRowTileRows;
-        of[i][high] = Load::scale(stored, at, row, warp, i);
+        of[i][high] = Load::scale(stored, scale + high * kRowTileRows * Load::kScalePitch, i);
         loaded |= __float_as_uint(of[i][high]);
         if constexpr (Load::kHasZeros) {
-          excess[i][high] = Load::excess(stored, at, row, warp, i);
+          excess[i][high] = Load::excess(stored, zero + high * kRowTileRows * Load::kZeroPitch, i);
           loaded |= __float_as_uint(excess[i][high]);
         }
       }
@@ -61,6 +60,7 @@ struct TileScales<Load, true> {
 template <typename Size, bool kNormalizes>
 struct Multiplier {
   using Load = typename Size::Load;
+  static constexpr bool kReloads = Load::kIsScaled;  // x is loaded ahead for the next pass, too
   static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead, kVectors = Size::kVectors,
                        kTokenTiles = Size::kTokenTiles;
 
@@ -74,9 +74,12 @@ struct Multiplier {
   const unsigned char* gain;    // of those columns, in shared memory
   int k_chunks, columns;        // of the CTA's range; from the warp's first K block to its end
   int offset[Load::kMatrices];  // of what the lane points load_matrices() to, in a tile
+  int scale_at, zero_at;        // of the lane's first row in a tile's scales and zero points
   Stage stage;
+  int next = 0;  // K chunk of x that is loaded next
   float sums[kTiles][kTokenTiles][4];
   float squares[kTokenTiles][2];
+  float x_scales[kTokenTiles][2];               // of it, where Load takes float16
   float x_sums[Load::kGroups][kTokenTiles][2];  // of the K chunk, where Load asks for them
 
   __device__ Multiplier(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
@@ -101,13 +104,18 @@ struct Multiplier {
               row_tile = p.stage_bytes > Size::kRowTileBytes ? matrix % 2 : 0;
 #pragma unroll
     for (int i = 0; i < Load::kMatrices; ++i)
-      offset[i] = computed_now(row_tile * Size::kRowTileBytes + Load::offset(warp, matrix, row, i));
+      offset[i] = pinned(row_tile * Size::kRowTileBytes + Load::offset(warp, matrix, row, i));
+    if constexpr (Load::kIsScaled)
+      scale_at = pinned(group * Load::kScalePitch + Load::scale_offset(p.stored, warp));
+    if constexpr (Load::kHasZeros)
+      zero_at = pinned(kTileRows * Load::kScalePitch + group * Load::kZeroPitch +
+                       Load::zero_offset(p.stored, warp));
   }
 
   // The first K chunks of x are on their way when this returns.
-  __device__ void start(XKChunk<Size> (&x)[kAhead]) const {
+  __device__ void start(XKChunk<Size> (&x)[kAhead]) {
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) load(x[a], a);
+    for (int a = 0; a < kAhead; ++a) load(x[a], kReloads ? next_chunk() : a);
   }
 
   // The sums of one pass over x.
@@ -132,12 +140,24 @@ struct Multiplier {
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
 #pragma unroll
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
-      load(x[kAhead - 1], k_chunk + kAhead);
+      load(x[kAhead - 1], kReloads ? next_chunk() : k_chunk + kAhead);
     }
   }
 
  private:
-  static constexpr bool kTakesSums = Load::kHasZeros;
+  static constexpr bool kTakesSums = Load::kExcess > 0;
+
+  // Behind the last K chunk comes the first one of the next pass.
+  __device__ int next_chunk() {
+    const int k_chunk = next;
+    if (++next == k_chunks) next = 0;
+    return k_chunk;
+  }
+
+  // Where registers are short the compiler would compute addresses again in each stage.
+  __device__ static int pinned(int value) {
+    return Load::kIsScaled ? computed_once(value) : computed_now(value);
+  }
 
   __device__ void load(XKChunk<Size>& x, int k_chunk) const {
 #pragma unroll
@@ -183,6 +203,36 @@ struct Multiplier {
       }
     }
     if constexpr (kTakesSums) sum_up(x);
+    if constexpr (Load::kIsF16) round_to_f16(x);
+  }
+
+  // Each token's part of x is multiplied by a power of two, so that its largest number is just
+  // below 2^15: float16 has all of bfloat16's digits of what is above 2^-29 of that.
+  __device__ void round_to_f16(XKChunk<Size>& x) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+      uint32_t pair = 0;
+#pragma unroll
+      for (int h = 0; h < kVectors; ++h) {
+        const uint4 v = x.v[t][h];
+        pair = larger_bf16(larger_bf16(larger_bf16(v.x, v.y), larger_bf16(v.z, v.w)), pair);
+      }
+      pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 1));
+      pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 2));
+      constexpr uint32_t kLeast = 15;  // of an exponent: its power's inverse is a number, too
+      const uint32_t exponent = max(max(pair & 0xffffu, pair >> 16) >> 7, kLeast);
+      const uint32_t power = (268 - exponent) << 7, powers = power << 16 | power;
+#pragma unroll
+      for (int h = 0; h < kVectors; ++h) {
+        uint4& v = x.v[t][h];
+        v = make_uint4(bf16_as_f16(times_bf16(v.x, powers)), bf16_as_f16(times_bf16(v.y, powers)),
+                       bf16_as_f16(times_bf16(v.z, powers)), bf16_as_f16(times_bf16(v.w, powers)));
+      }
+      const float inverse = __uint_as_float((exponent - 14) << 23);
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        x_scales[t][j] = __shfl_sync(kFullWarp, inverse, (2 * thread + j) * 4);
+    }
   }
 
   // All rows of this product are the sums of x over the columns of a group.
@@ -200,8 +250,8 @@ struct Multiplier {
           multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.x, v.y});
           multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.z, v.w});
         }
-        x_sums[i][t][0] = products[0];
-        x_sums[i][t][1] = products[1];
+        for (int j = 0; j < 2; ++j)
+          x_sums[i][t][j] = Load::kHasZeros ? products[j] : -Load::kExcess * products[j];
       }
     }
   }
@@ -210,18 +260,10 @@ struct Multiplier {
   template <typename Filler>
   __device__ void add_k_chunk(XKChunk<Size>& x, int k_chunk, const Pass& pass, Filler& filler,
                               const Stamps& stamps) {
-    // Sums lie in registers, which no loop can index. Where a stage takes many instructions they
-    // stand in the code once, and branches lead to the sums.
-    if constexpr (Load::kIsScaled) {
-#pragma unroll 1
-      for (int m = 0; m < pass.count; m += Load::kStageTiles)
-        add_stage(x, k_chunk, m, pass, filler, stamps);
-    } else {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        if (m >= pass.count) break;
-        add_stage(x, k_chunk, m, pass, filler, stamps);
-      }
+    for (int m = 0; m < kTiles; m += Load::kStageTiles) {
+      if (m >= pass.count) break;
+      add_stage(x, k_chunk, m, pass, filler, stamps);
     }
   }
 
@@ -242,8 +284,9 @@ struct Multiplier {
         loaded |= w[s][i][3];
       }
       if constexpr (Load::kIsScaled) {
-        const int place = stage.index * kStageTiles + s;
-        loaded |= tile_scales[s].read(p.stored, scales + place * p.stored.tile_bytes, group, warp);
+        const unsigned char* const tile =
+            scales + (stage.index * kStageTiles + s) * Size::kScaleBytes;
+        loaded |= tile_scales[s].read(p.stored, tile + scale_at, tile + zero_at);
       }
     }
     if (m == 0)
@@ -270,8 +313,8 @@ struct Multiplier {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
       const uint4 v = x.v[t][depth / 2];
-      if (depth % 2 == 0) multiply_bf16(to[t], a, {v.x, v.y});
-      if (depth % 2 == 1) multiply_bf16(to[t], a, {v.z, v.w});
+      if (depth % 2 == 0) Load::multiply(to[t], a, {v.x, v.y});
+      if (depth % 2 == 1) Load::multiply(to[t], a, {v.z, v.w});
     }
   }
 
@@ -297,12 +340,8 @@ struct Multiplier {
     }
     constexpr float kOnes[] = {1.0f, 1.0f};
 #pragma unroll
-    for (int at = 0; at < kTiles; at += kStageTiles) {
-      if (at != m) continue;
-#pragma unroll
-      for (int s = 0; s < kStageTiles; ++s)
-        add_times(sums[at + s], blocks[s], kGroups == 1 ? tile_scales[s].of[0] : kOnes);
-    }
+    for (int s = 0; s < kStageTiles; ++s)
+      add_times(sums[m + s], blocks[s], kGroups == 1 ? tile_scales[s].of[0] : kOnes);
   }
 
   // The products of a group of columns, tiles side by side, less what their numbers are too large
@@ -312,34 +351,40 @@ struct Multiplier {
                             const TileScales<Load> (&tile_scales)[Load::kStageTiles],
                             const XKChunk<Size>& x) const {
     constexpr int kEach = 2 * kVectors / Load::kGroups;
+    if constexpr (kTakesSums) {
+#pragma unroll
+      for (int s = 0; s < Load::kStageTiles; ++s) take_excess(to[s], i, tile_scales[s]);
+    }
 #pragma unroll
     for (int d = i * kEach; d < (i + 1) * kEach; ++d) {
 #pragma unroll
       for (int s = 0; s < Load::kStageTiles; ++s) add_products(to[s], w[s], x, d);
     }
-    if constexpr (Load::kHasZeros) {
-#pragma unroll
-      for (int s = 0; s < Load::kStageTiles; ++s) take_excess(to[s], i, tile_scales[s]);
-    }
   }
 
+  // Before the products are added.
   __device__ void take_excess(float (&from)[kTokenTiles][4], int i,
                               const TileScales<Load>& tile_scales) const {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j)
-        from[t][j] = fmaf(-tile_scales.excess[i][j / 2], x_sums[i][t][j % 2], from[t][j]);
+      for (int j = 0; j < 4; ++j) {
+        const float sum = x_sums[i][t][j % 2];
+        from[t][j] = Load::kHasZeros ? -tile_scales.excess[i][j / 2] * sum : sum;
+      }
     }
   }
 
   // `scales`: of the lane's two rows.
-  __device__ static void add_times(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
-                                   const float (&scales)[2]) {
+  __device__ void add_times(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
+                            const float (&scales)[2]) const {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) to[t][j] = fmaf(scales[j / 2], what[t][j], to[t][j]);
+      for (int j = 0; j < 4; ++j) {
+        const float scale = Load::kIsF16 ? scales[j / 2] * x_scales[t][j % 2] : scales[j / 2];
+        to[t][j] = fmaf(scale, what[t][j], to[t][j]);
+      }
     }
   }
 };
@@ -355,6 +400,7 @@ struct Finish {
   const Layout<Size>& at;
   unsigned char* shared;
   int tiles, active;  // tiles of the CTA's range, tokens that live
+  int partial_bytes;
 
   template <typename T>
   __device__ T* place(int offset) const {
@@ -370,11 +416,11 @@ struct Finish {
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : most_bits;
     const int slot = kWarps * kPartialPitch << column_bits;
     const bool uses_ring =
-        pass.count * slot * 4 > Size::kPartialBytes && pass.first + pass.count == tiles;
+        pass.count * slot * 4 > partial_bytes && pass.first + pass.count == tiles;
     float* const partials = place<float>(uses_ring ? at.ring : at.partial);
-    const int at_once = (uses_ring ? p.stages * p.stage_bytes : Size::kPartialBytes) /
-                            (kWarps * kPartialPitch * 4) >>
-                        column_bits;
+    const int at_once =
+        (uses_ring ? p.stages * p.stage_bytes : partial_bytes) / (kWarps * kPartialPitch * 4) >>
+        column_bits;
     const unsigned g = threadIdx.x % kRowTileRows, tokens = 1u << column_bits;
     if (pass.first > 0 || uses_ring)
       __syncthreads();  // all have read what the pass before left, and the ring
@@ -470,10 +516,12 @@ __device__ void run_block(const typename Size::Load::Params& p) {
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
   const CtaTiles range = cta_tiles<kEpilogue>(p);
-  int scale_bytes = 0;
-  if constexpr (Load::kIsScaled) scale_bytes = p.stages * Load::kStageTiles * p.stored.tile_bytes;
+  int scale_bytes = 0, partial_bytes = Size::kPartialBytes;
+  if constexpr (Load::kIsScaled) partial_bytes = p.partial_bytes;
+  if constexpr (Load::kIsScaled) scale_bytes = p.stages * Load::kStageTiles * Size::kScaleBytes;
   const Layout<Size> at(p.stages * p.stage_bytes, scale_bytes,
-                        is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
+                        is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes,
+                        partial_bytes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   Barrier* const arrived = barriers + 2 * kMaxStages;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
@@ -488,7 +536,7 @@ __device__ void run_block(const typename Size::Load::Params& p) {
     return wait_for_earlier();
   }
   filler.fill();
-  const Finish<Size, kEpilogue> finish{p, at, shared, range.tiles, active};
+  const Finish<Size, kEpilogue> finish{p, at, shared, range.tiles, active, partial_bytes};
   Bf16* const old = finish.template place<Bf16>(at.old);
   Output<kEpilogue> output{p,
                            range,
@@ -529,7 +577,7 @@ __device__ void run_block(const typename Size::Load::Params& p) {
     stamps.at(Point::kStored);
     pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
     if (pass.count <= 0) return;
-    if constexpr (!Size::kCopiesX) multiplier.start(x);
+    if constexpr (!Size::kCopiesX && !multiplier.kReloads) multiplier.start(x);
   }
 }
 

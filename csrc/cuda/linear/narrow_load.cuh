@@ -11,7 +11,8 @@
 // of fewer columns, are summed from zero, and enter the sum of their row by one fma with the scale.
 // So the order of summation does not depend on the number of tokens.
 //
-// - fp8: sign and magnitude are moved to where bfloat16 has them, and multiplied by 2^120.
+// - fp8: an instruction makes float16 of them, which has all e4m3 numbers. x is brought into its
+//   range by a power of two of a token's part of a K block.
 // - int4: 0x4300 | q is 128 + q in bfloat16. That 128, and the zero point, are taken out with the
 //   sum of x, which an instruction with a left operand of ones gives.
 #pragma once
@@ -22,43 +23,55 @@ namespace photon::cuda::stream_linear {
 
 namespace narrow {
 
-// The scales of a weight of fewer bits, and its zero points, as copies of four bytes see them.
-struct StoredScales {
-  const uint32_t *scales, *zeros;  // zeros: or null
-  int row_words, row_zero_words;   // of a row in memory; all rows lie close
-  int row_shift;                   // 2^row_shift rows share theirs
-  int word_bits, zero_bits;  // a stage has 2^word_bits of each of 16 rows: those of a K chunk, or
-                             // one where a row has one
-  int zeros_at, tile_bytes;  // of a tile in a stage: where zero points begin, and of both
-  bool are_pairs;            // words of scales can be copied two at a time
-  bool is_half;              // of int4: float16, else bfloat16
+// Scales or zero points of a weight of fewer bits, as copies of 4, 8 or 16 bytes see them. Rows lie
+// close.
+struct ScaleSource {
+  const char* from;  // or null
+  int row_parts;     // copies for a row in memory
+  int part_bits;     // of 2^part_bits bytes
+  int bits;          // 2^bits copies for a row's K chunk
+
+  // Whether all K chunks have the same.
+  __device__ bool is_one() const { return row_parts == 1 && bits == 0; }
 };
 
-// Of groups of 32 columns with zero points.
-constexpr int kMostScaleBytes = kTileRows * 4 * (16 + 8);  // of a tile
+struct StoredScales {
+  ScaleSource scales, zeros;
+  int row_shift;   // 2^row_shift rows share theirs
+  int group_bits;  // of groups below 128 columns: a K block has 2^group_bits
+  bool is_half;    // of int4: float16, else bfloat16
+};
 
 struct StoredParams : Params {
   StoredScales stored;
+  int partial_bytes;  // of shared memory for sums of a pass; none where there is one pass, which
+                      // leaves its ring to them
 };
+
+// Two lanes, whose numbers differ by `mask`, exchange the words that they do not keep.
+__device__ inline void exchange_words(uint32_t& low, uint32_t& high, bool keeps_high, int mask) {
+  const uint32_t other = __shfl_xor_sync(kFullWarp, keeps_high ? low : high, mask);
+  (keeps_high ? low : high) = other;
+}
 
 // Brings words of x into the order that instructions take: word i of the lane with thread j becomes
 // word j of the lane with thread i. That lane's words then are of columns 8 j + 2 i.
 __device__ inline void turn_words(uint4& v) {
   const bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
-  const auto exchange = [](uint32_t& low, uint32_t& high, bool keeps_high, int mask) {
-    const uint32_t other = __shfl_xor_sync(kFullWarp, keeps_high ? low : high, mask);
-    (keeps_high ? low : high) = other;
-  };
-  exchange(v.x, v.y, is_odd, 1);
-  exchange(v.z, v.w, is_odd, 1);
-  exchange(v.x, v.z, is_high, 2);
-  exchange(v.y, v.w, is_high, 2);
+  exchange_words(v.x, v.y, is_odd, 1);
+  exchange_words(v.z, v.w, is_odd, 1);
+  exchange_words(v.x, v.z, is_high, 2);
+  exchange_words(v.y, v.w, is_high, 2);
 }
 
 // bfloat16, which has no scales.
 struct DenseLoad {
   using Params = stream_linear::Params;
+  static constexpr bool kIsF16 = false;
+  static constexpr int kLag = 1;  // of a ring's stages (narrow_ring.cuh)
   static constexpr bool kIsScaled = false, kHasZeros = false;
+  static constexpr float kExcess = 0.0f;
+  static constexpr int kScalePitch = 0, kZeroPitch = 0;
   static constexpr int kGroups = 1;
   static constexpr int kColumns = kKBlockColumns;  // of a K block
   static constexpr int kBlocks = kKBlocks;         // of 128 bytes, of a row in a tile
@@ -85,69 +98,82 @@ struct DenseLoad {
 #pragma unroll
     for (int i = 0; i < 4; ++i) a[i] = w[depth][i];
   }
+  __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    multiply_bf16(d, a, b);
+  }
+};
+
+// What a lane loads of x, whatever the format: 16 bytes of each 32 columns of its token.
+struct StoredX {
+  __device__ static uint4 load_x(bool is_there, const Bf16* from) {
+    return DenseLoad::load_x(is_there, from);
+  }
+  // The same of a token's 64 columns in shared memory, of that half of them, where its vectors lie
+  // as row_tile_map.cuh says.
+  __device__ static uint4 read_x(const unsigned char* row, int swizzle, int half, int thread) {
+    return *reinterpret_cast<const uint4*>(row + ((half * 4 + thread) ^ swizzle) * 16);
+  }
+  __device__ static uint4 load_gains(const unsigned char* from) {
+    return DenseLoad::load_gains(from);
+  }
 };
 
 // e4m3 with float32 scales: of a row, of a row and K block, or of 128 rows and a K block.
-struct Fp8Load {
+struct Fp8Load : StoredX {
   using Params = StoredParams;
+  static constexpr bool kIsF16 = true;  // of what instructions take
+  static constexpr int kLag = 2;
   static constexpr bool kIsScaled = true, kHasZeros = false;
+  static constexpr float kExcess = 0.0f;
   static constexpr int kColumns = 128, kBlocks = kKBlocks, kStageTiles = 1, kMatrices = 4;
-  static constexpr int kLaneColumns = 4;
+  static constexpr int kLaneColumns = 8;
   static constexpr int kGroups = 1;  // of a K block: each has a scale
 
   __device__ static int offset(int warp, int matrix, int row, int load) {
     return DenseLoad::offset(warp, matrix, row, load);
   }
 
-  // Four columns, and those that come 16 behind them.
-  __device__ static uint4 load_x(bool is_there, const Bf16* from) {
-    const uint2 low = load_fresh_if(is_there, reinterpret_cast<const uint2*>(from));
-    const uint2 high = load_fresh_if(is_there, reinterpret_cast<const uint2*>(from + 16));
-    return make_uint4(low.x, low.y, high.x, high.y);
-  }
-  // The same of a token's 64 columns in shared memory, of that half of them, where its vectors lie
-  // as row_tile_map.cuh says.
-  __device__ static uint4 read_x(const unsigned char* row, int swizzle, int half, int thread) {
-    const int vector = half * 4 + thread / 2, within = thread % 2 * 8;
-    const uint2 low = *reinterpret_cast<const uint2*>(row + (vector ^ swizzle) * 16 + within);
-    const uint2 high =
-        *reinterpret_cast<const uint2*>(row + ((vector + 2) ^ swizzle) * 16 + within);
-    return make_uint4(low.x, low.y, high.x, high.y);
-  }
-  __device__ static uint4 load_gains(const unsigned char* from) {
-    const uint2 low = *reinterpret_cast<const uint2*>(from);
-    const uint2 high = *reinterpret_cast<const uint2*>(from + 32);
-    return make_uint4(low.x, low.y, high.x, high.y);
-  }
-  // Columns 0 and 2, 1 and 3: the pairs that masks find.
+  // A lane has columns 8 t .. + 7 of 32, and gets 4 t .. + 3 and those that come 16 behind them.
   __device__ static void order(uint4& x) {
-    x = make_uint4(__byte_perm(x.x, x.y, 0x5410), __byte_perm(x.x, x.y, 0x7632),
-                   __byte_perm(x.z, x.w, 0x5410), __byte_perm(x.z, x.w, 0x7632));
+    const bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
+    exchange_words(x.x, x.z, is_odd, 1);
+    exchange_words(x.y, x.w, is_odd, 1);
+    exchange_words(x.x, x.z, is_high, 2);
+    exchange_words(x.y, x.w, is_high, 2);
   }
 
   __device__ static void decode(const uint32_t (&w)[kMatrices][4], int depth, uint32_t (&a)[4]) {
-    constexpr uint32_t kSign = 0x80008000u, kMagnitude = 0x07f007f0u, kTwoTo120 = 0x7b807b80u;
 #pragma unroll
     for (int rows = 0; rows < 2; ++rows) {
       const uint32_t bytes = w[depth / 2][depth % 2 * 2 + rows];
-      a[rows] = times_bf16((bytes << 8 & kSign) | (bytes << 4 & kMagnitude), kTwoTo120);
-      a[rows + 2] = times_bf16((bytes & kSign) | (bytes >> 4 & kMagnitude), kTwoTo120);
+      a[rows] = e4m3_as_f16(bytes);
+      a[rows + 2] = e4m3_as_f16(bytes >> 16);
     }
   }
+  __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    multiply_f16(d, a, b);
+  }
 
-  __device__ static float scale(const StoredScales& stored, const unsigned char* at, int row,
-                                int warp, int) {
-    const int bits = stored.word_bits;
-    return reinterpret_cast<const float*>(at)[(row << bits) + (bits > 0 ? warp : 0)];
+  static constexpr int kScalePitch = 32, kZeroPitch = 0;  // of a row in a stage
+
+  // Of the warp's K block in a row's scales.
+  __device__ static int scale_offset(const StoredScales& stored, int warp) {
+    return stored.scales.is_one() ? 0 : warp * 4;
+  }
+  __device__ static float scale(const StoredScales&, const unsigned char* at, int) {
+    return *reinterpret_cast<const float*>(at);
   }
 };
 
 // Four bits, with scales of two bytes for groups of 128 / kGroups columns. Groups of 64 columns are
 // taken for two of 32, which have the same scale.
-template <int kGroups_, int kStageTiles_>
-struct Int4Load {
+template <int kGroups_, int kStageTiles_, bool kHasZeros_>
+struct Int4Load : StoredX {
   using Params = StoredParams;
-  static constexpr bool kIsScaled = true, kHasZeros = true;
+  static constexpr bool kIsF16 = false;
+  static constexpr int kLag = 2;
+  static constexpr bool kIsScaled = true, kHasZeros = kHasZeros_;
+  static constexpr float kExcess = 136.0f;  // of numbers where there are no zero points
   static constexpr int kColumns = 128, kBlocks = kKBlocks / 2, kMatrices = 2;
   static constexpr int kStageTiles = kStageTiles_;
   static constexpr int kLaneColumns = 8;
@@ -159,15 +185,6 @@ struct Int4Load {
            ((warp % 2 * 4 + load * 2 + matrix / 2) ^ row) * 16;
   }
 
-  __device__ static uint4 load_x(bool is_there, const Bf16* from) {
-    return DenseLoad::load_x(is_there, from);
-  }
-  __device__ static uint4 read_x(const unsigned char* row, int swizzle, int half, int thread) {
-    return *reinterpret_cast<const uint4*>(row + ((half * 4 + thread) ^ swizzle) * 16);
-  }
-  __device__ static uint4 load_gains(const unsigned char* from) {
-    return DenseLoad::load_gains(from);
-  }
   // Columns 0 and 4, 1 and 5, 2 and 6, 3 and 7: the pairs that a shift and a mask find.
   __device__ static void order(uint4& x) {
     x = make_uint4(__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
@@ -179,32 +196,36 @@ struct Int4Load {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const uint32_t bits = w[depth / 4][depth / 2 % 2 * 2 + i % 2];
-      a[i] = (bits >> (depth % 2 * 8 + i / 2 * 4) & 0x000f000fu) | 0x43004300u;
+      a[i] = masked_or(bits >> (depth % 2 * 8 + i / 2 * 4), 0x000f000fu, 0x43004300u);
     }
   }
+  __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    multiply_bf16(d, a, b);
+  }
 
-  __device__ static float scale(const StoredScales& stored, const unsigned char* at, int row,
-                                int warp, int group) {
-    const uint16_t* const scales = reinterpret_cast<const uint16_t*>(at);
-    const uint16_t bits = scales[(row * 2 << stored.word_bits) + place(stored, warp, group)];
+  static constexpr int kScalePitch = 16 * kGroups, kZeroPitch = 8 * kGroups;  // of a row in a stage
+
+  // Of the warp's K block in a row's scales, and in its zero points.
+  __device__ static int scale_offset(const StoredScales& stored, int warp) {
+    return zero_offset(stored, warp) * 2;
+  }
+  __device__ static int zero_offset(const StoredScales& stored, int warp) {
+    return kGroups == 1 ? warp : warp << stored.group_bits;
+  }
+  __device__ static float scale(const StoredScales& stored, const unsigned char* at, int group) {
+    const uint16_t bits = reinterpret_cast<const uint16_t*>(at)[place(stored, group)];
     return stored.is_half ? __half2float(__ushort_as_half(bits))
                           : __uint_as_float(static_cast<uint32_t>(bits) << 16);
   }
-
   // What a number is more than it should be.
-  __device__ static float excess(const StoredScales& stored, const unsigned char* at, int row,
-                                 int warp, int group) {
-    const unsigned char* const zeros = at + stored.zeros_at;  // where there are none, anything
-    const float zero = zeros[(row * 4 << stored.zero_bits) + place(stored, warp, group)];
-    return 128.0f + (stored.zeros == nullptr ? 8.0f : zero);
+  __device__ static float excess(const StoredScales& stored, const unsigned char* at, int group) {
+    return 128.0f + at[place(stored, group)];
   }
 
  private:
-  // Of a row's scales.
-  __device__ static int place(const StoredScales& stored, int warp, int group) {
-    if constexpr (kGroups == 1) return warp;
-    const int each = stored.word_bits - 2;  // 2^each groups of a K block: 2 or 4
-    return (warp << each) + (group << each) / kGroups;
+  // Of a group as instructions take them, in those that have scales.
+  __device__ static int place(const StoredScales& stored, int group) {
+    return kGroups == 1 ? 0 : (group << stored.group_bits) / kGroups;
   }
 };
 

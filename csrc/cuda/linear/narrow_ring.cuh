@@ -12,6 +12,7 @@ constexpr int kWarps = kKBlocks;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
                                    // most of the writers' banks apart
+constexpr int kSlotBytes = kWarps * kPartialPitch * 4;  // of all warps
 
 // How many tiles a pass has in registers, how many K chunks of x are on their way, of how many
 // eights of tokens, and how weights are loaded.
@@ -24,6 +25,7 @@ struct Size {
   static constexpr int kChunk = kKBlocks * Load::kColumns;  // columns of a K chunk
   static constexpr int kRowTileBytes = Load::kBlocks * kKBlockBytes;
   static constexpr int kTileBytes = 2 * kRowTileBytes;
+  static constexpr int kScaleBytes = kTileRows * (Load::kScalePitch + Load::kZeroPitch);
   static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
   // Where its K chunks come by tensor copies, no registers hold one ahead, and the CTA has its SM
   // alone.
@@ -31,7 +33,7 @@ struct Size {
   static constexpr int kResidents = kCopiesX ? 1 : 2;
   static constexpr int kXBytes = kCopiesX ? kTokens * Load::kColumns * 2 : 0;  // of a warp
   static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
-      kWarps * kPartialPitch * 4 * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
+      kSlotBytes * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
 };
 
 // Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
@@ -43,7 +45,8 @@ struct Layout {
   int ring, x, scales, gain, squares, old, peer, partial, barriers, end;
 
   constexpr __host__ __device__ Layout(int ring_bytes, int scale_bytes, int peer_tiles, int k,
-                                       bool normalizes, bool adds)
+                                       bool normalizes, bool adds,
+                                       int partial_bytes = Size::kPartialBytes)
       : ring(0),
         x(ring + ring_bytes),
         scales(x + kWarps * Size::kXBytes),
@@ -52,7 +55,7 @@ struct Layout {
         old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
         peer(old + (adds ? Size::kTiles * kTileRows * kTokens * 2 : 0)),
         partial(peer + peer_tiles * kTileRows * kTokens * 4),
-        barriers(partial + Size::kPartialBytes),
+        barriers(partial + partial_bytes),
         end(barriers + kBarriers * static_cast<int>(sizeof(Barrier))) {}
 
   // Of the ring, that the peer's sums are there, and of x.
@@ -70,6 +73,9 @@ template <typename Size, Epilogue kEpilogue>
 struct Filler {
   using Load = typename Size::Load;
   static constexpr int kRowTileBytes = Size::kRowTileBytes, kStageTiles = Load::kStageTiles;
+  // How many stages ago a stage was read when it is filled again. Where a stage takes a warp long,
+  // the one before has not been read by all yet.
+  static constexpr int kLag = Load::kLag;
 
   const typename Load::Params& p;
   const CtaTiles& range;
@@ -100,15 +106,15 @@ struct Filler {
       if (turn-- == 0) copy(stage);
       stage.advance(ring.stages);
     }
-    ++turn;  // while the first stage is read there is none before it, which were to be filled
+    turn += kLag;  // when the first stage is read none is to be filled
   }
 
-  // Called while the tiles of `stage` are read. Fills the stage before it again, which all warps
-  // have read, or will have read soon.
+  // Called while the tiles of `stage` are read. Fills a stage before it again, which all warps have
+  // read, or will have read soon.
   __device__ void refill(const Stage& stage) {
     if (turn-- == 0)
-      copy(stage.index > 0 ? Stage{stage.index - 1, stage.parity ^ 1}
-                           : Stage{ring.stages - 1, stage.parity});
+      copy(stage.index >= kLag ? Stage{stage.index - kLag, stage.parity ^ 1}
+                               : Stage{ring.stages + stage.index - kLag, stage.parity});
   }
 
  private:
@@ -130,13 +136,15 @@ struct Filler {
   __device__ void copy(const Stage& stage) {
     turn = kWarps - 1;
     if (pass.count <= 0) return;
-    if (is_elected()) copy_tiles(stage);
     if constexpr (Load::kIsScaled) copy_scales(stage);
+    if (is_elected()) copy_tiles(stage);
     skip(kWarps);
   }
 
   // Tiles of the stage that are there, at most kStageTiles.
-  __device__ int tiles_of_stage() const { return min(kStageTiles, pass.count - at * kStageTiles); }
+  __device__ int tiles_of_stage() const {
+    return kStageTiles == 1 ? 1 : min(kStageTiles, pass.count - at * kStageTiles);
+  }
 
   __device__ TileRows rows_of(int tile) const {
     return tile_rows<kEpilogue>(p, range, pass.first + at * kStageTiles + tile);
@@ -146,9 +154,9 @@ struct Filler {
     unsigned char* place = ring.stage(stage.index);
     Barrier* full = &ring.full[stage.index];
     const RowTileMap& weight = p.weight[range.part];
-    const int tiles = kStageTiles == 1 ? 1 : tiles_of_stage();
+    const int tiles = tiles_of_stage();
     const TileRows last = rows_of(tiles - 1);
-    wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
+    if constexpr (!Load::kIsScaled) wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, (2 * tiles - (last.is_whole ? 0 : 1)) * kRowTileBytes);
 #pragma unroll
     for (int i = 0; i < kStageTiles; ++i, place += Size::kTileBytes) {
@@ -162,44 +170,44 @@ struct Filler {
     }
   }
 
-  // All lanes, a few bytes at a time, as rows of scales may begin anywhere. What lies past the end
-  // of a row is zero.
+  // All lanes.
   __device__ void copy_scales(const Stage& stage) const {
-    const StoredScales& stored = p.stored;
-    const int bytes = stored.tile_bytes, tiles = tiles_of_stage();
-    unsigned char* place = scales + stage.index * kStageTiles * bytes;
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-#pragma unroll 1
-    for (int i = 0; i < tiles; ++i, place += bytes) {
-      const TileRows rows = rows_of(i);
-      if (stored.are_pairs) {
-        copy_parts<8>(place, rows, stored.scales, stored.word_bits - 1, stored.row_words / 2);
-      } else {
-        copy_parts<4>(place, rows, stored.scales, stored.word_bits, stored.row_words);
-      }
-      if (Load::kHasZeros && stored.zeros != nullptr) {
-        copy_parts<4>(place + stored.zeros_at, rows, stored.zeros, stored.zero_bits,
-                      stored.row_zero_words);
-      }
-    }
+    unsigned char* const place = scales + stage.index * kStageTiles * Size::kScaleBytes;
+    copy_parts(place, p.stored.scales, Load::kScalePitch);
+    if constexpr (Load::kHasZeros)
+      copy_parts(place + kTileRows * Load::kScalePitch, p.stored.zeros, Load::kZeroPitch);
     arrive_when_copied(&ring.full[stage.index]);
   }
 
-  // Those of the K chunk, 2^bits parts of so many bytes of each row, or the row's only one.
-  template <int kBytes>
-  __device__ void copy_parts(unsigned char* to, const TileRows& rows, const void* from, int bits,
-                             int row_parts) const {
-    const int first = row_parts == 1 ? 0 : (k_chunk + range.column / Size::kChunk) << bits;
+  // Those of the K chunk; what lies past the end of a row is zero.
+  __device__ void copy_parts(unsigned char* to, const ScaleSource& source, int pitch) const {
+    const int first = (k_chunk + range.column / Size::kChunk) << source.bits,
+              count = tiles_of_stage() * kTileRows << source.bits;
 #pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < kTileRows << bits; i += kWarpSize) {
-      const int row = i >> bits, part = first + (i & ((1 << bits) - 1));
+    for (int i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) {
+      const int in_row = i & ((1 << source.bits) - 1), tile = i >> source.bits >> 4,
+                row = i >> source.bits & (kTileRows - 1);
+      const TileRows rows = rows_of(tile);
       if (row >= kRowTileRows && !rows.is_whole) return;
-      const int of = (row < kRowTileRows ? rows.first : rows.second) + row % kRowTileRows;
-      const bool is_there = part < row_parts;
-      const int64_t place = static_cast<int64_t>(of >> p.stored.row_shift) * row_parts;
-      async_copy<kBytes>(to + i * kBytes,
-                         static_cast<const char*>(from) + (place + (is_there ? part : 0)) * kBytes,
-                         is_there);
+      const int of = (row < kRowTileRows ? rows.first : rows.second) + row % kRowTileRows,
+                part = source.is_one() ? 0 : first + in_row;
+      const bool is_there = part < source.row_parts;
+      const int64_t index =
+          static_cast<int64_t>(of >> p.stored.row_shift) * source.row_parts + (is_there ? part : 0);
+      async_copy_part(to + tile * Size::kScaleBytes + row * pitch + (in_row << source.part_bits),
+                      source.from + (index << source.part_bits), source.part_bits, is_there);
+    }
+  }
+
+  __device__ static void async_copy_part(unsigned char* to, const char* from, int bits,
+                                         bool is_there) {
+    if (bits == 4) {
+      async_copy16(to, from, is_there);
+    } else if (bits == 3) {
+      async_copy<8>(to, from, is_there);
+    } else {
+      async_copy<4>(to, from, is_there);
     }
   }
 };

@@ -6,7 +6,8 @@ namespace photon::cuda {
 namespace stream_linear {
 namespace {
 
-using narrow::Fp8Load, narrow::Int4Load, narrow::StoredParams, narrow::StoredScales;
+using narrow::Fp8Load, narrow::Int4Load, narrow::ScaleSource, narrow::StoredParams,
+    narrow::StoredScales;
 
 int log2(int64_t power) {
   int bits = 0;
@@ -14,23 +15,24 @@ int log2(int64_t power) {
   return bits;
 }
 
+// Of rows of so many bytes, of which a K chunk has `chunk_bytes`.
+ScaleSource source_of(const void* from, int64_t row_bytes, int64_t chunk_bytes) {
+  const int64_t all =
+      static_cast<int64_t>(reinterpret_cast<uintptr_t>(from)) | row_bytes | chunk_bytes | 16;
+  const int64_t part = all & -all;  // the largest power of two that divides them all
+  return {static_cast<const char*>(from), static_cast<int>(row_bytes / part), log2(part),
+          log2(chunk_bytes / part)};
+}
+
 StoredScales scales_of(const Weight& w, int k_chunk) {
   const WeightScales& s = w.scales;
-  const int64_t groups = ceil_div(w.k, s.columns), in_chunk = k_chunk / s.columns;
+  const int64_t groups = ceil_div(w.k, s.columns), in_chunk = groups == 1 ? 1 : k_chunk / s.columns;
   const int64_t bytes = w.format == WeightFormat::kFp8 ? 4 : 2;
   StoredScales stored{};
-  stored.scales = static_cast<const uint32_t*>(s.data);
-  stored.zeros = reinterpret_cast<const uint32_t*>(s.zeros);
-  stored.row_words = static_cast<int>(groups * bytes / 4);
-  stored.row_zero_words = static_cast<int>(groups / 4);
+  stored.scales = source_of(s.data, groups * bytes, in_chunk * bytes);
+  if (s.zeros != nullptr) stored.zeros = source_of(s.zeros, groups, in_chunk);
   stored.row_shift = log2(s.rows);
-  stored.word_bits = groups == 1 ? 0 : log2(in_chunk * bytes / 4);
-  stored.zero_bits = s.zeros == nullptr ? 0 : log2(in_chunk / 4);
-  const int scale_bytes = kTileRows * 4 << stored.word_bits;
-  stored.zeros_at = s.zeros == nullptr ? 0 : scale_bytes;
-  stored.tile_bytes = scale_bytes + (s.zeros == nullptr ? 0 : kTileRows * 4 << stored.zero_bits);
-  stored.are_pairs = stored.word_bits > 0 && stored.row_words % 2 == 0 &&
-                     reinterpret_cast<uintptr_t>(s.data) % 8 == 0;
+  stored.group_bits = log2(in_chunk / narrow::kWarps);
   stored.is_half = s.dtype == DType::kF16;
   return stored;
 }
@@ -39,9 +41,10 @@ StoredScales scales_of(const Weight& w, int k_chunk) {
 template <typename Load, typename MoreLoad, Epilogue kEpilogue>
 int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
   // Registers have room for the sums of many tiles of 8 tokens, or of fewer of 16 and 32.
-  using Few = narrow::Size<kEpilogue == Epilogue::kAdd ? 4 : 10, 2, 1, Load>;
+  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
+  using Few = narrow::Size<kAdds ? 4 : 12, 1, 1, Load>;
   using More = narrow::Size<4, 1, 2, MoreLoad>;
-  using Most = narrow::Size<kEpilogue == Epilogue::kAdd ? 4 : 6, 1, 4, MoreLoad>;
+  using Most = narrow::Size<kAdds ? 4 : 6, 1, 4, MoreLoad>;
   static_assert(Most::kTokens == kStoredTokens);
   const int tokens = p.tokens, k_chunk = Few::kChunk, sms = cuda::sms();
   p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, sms, k_chunk) : 1;
@@ -73,15 +76,21 @@ int launch_op(const LinearParams& op, void* stream) {
              : launch_groups<Load, MoreLoad, Epilogue::kStore>(p, op, stream);
 }
 
+template <int kGroups, bool kHasZeros>
+int launch_int4(const LinearParams& op, void* stream) {
+  return launch_op<Int4Load<kGroups, 2, kHasZeros>, Int4Load<kGroups, 1, kHasZeros>>(op, stream);
+}
+
 }  // namespace
 }  // namespace stream_linear
 
 int run_narrow_stored(const LinearParams& op, void* stream) {
   using namespace stream_linear;
   if (op.weight.format == WeightFormat::kFp8) return launch_op<Fp8Load, Fp8Load>(op, stream);
-  return op.weight.scales.columns < kScaleBlock
-             ? launch_op<Int4Load<4, 2>, Int4Load<4, 1>>(op, stream)
-             : launch_op<Int4Load<1, 2>, Int4Load<1, 1>>(op, stream);
+  const bool has_zeros = op.weight.scales.zeros != nullptr;
+  if (op.weight.scales.columns < kScaleBlock)
+    return has_zeros ? launch_int4<4, true>(op, stream) : launch_int4<4, false>(op, stream);
+  return has_zeros ? launch_int4<1, true>(op, stream) : launch_int4<1, false>(op, stream);
 }
 
 }  // namespace photon::cuda

@@ -1,6 +1,7 @@
 // What the lanes of a warp do together.
 #include <cstring>
 
+#include "emulator/half_types.h"
 #include "machine.h"
 
 namespace emulator {
@@ -71,13 +72,6 @@ void collective(const char* name, unsigned mask, void* payload, Complete complet
 
 namespace {
 
-float from_bf16(uint32_t bits) {
-  const uint32_t wide = bits << 16;
-  float value;
-  std::memcpy(&value, &wide, sizeof(value));
-  return value;
-}
-
 struct MultiplyLane {
   float* d;
   const uint32_t* a;
@@ -88,6 +82,7 @@ using FourColumns = double __attribute__((vector_size(32)));
 
 // One rounding of the exact products' sum, which doubles hold nearly exactly; the hardware's own
 // order of summing is not documented.
+template <float (*kNumber)(uint16_t)>
 void complete_multiply(unsigned, void* const* payloads) {
   double a[16][16];
   FourColumns b[2][16], sums[2][16];
@@ -96,11 +91,11 @@ void complete_multiply(unsigned, void* const* payloads) {
     const int g = lane / 4, t = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
       for (int half = 0; half < 2; ++half)
-        a[g + i % 2 * 8][t + i / 2 * 8 + half] = from_bf16(own.a[i] >> half * 16 & 0xffffu);
+        a[g + i % 2 * 8][t + i / 2 * 8 + half] = kNumber(own.a[i] >> half * 16);
     }
     for (int i = 0; i < 2; ++i) {
       for (int half = 0; half < 2; ++half)
-        b[g / 4][t + i * 8 + half][g % 4] = from_bf16(own.b[i] >> half * 16 & 0xffffu);
+        b[g / 4][t + i * 8 + half][g % 4] = kNumber(own.b[i] >> half * 16);
     }
   }
   for (int row = 0; row < 16; ++row) {
@@ -162,7 +157,12 @@ void complete_transpose(unsigned, void* const* payloads) {
 
 void multiply_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site) {
   MultiplyLane payload{d, a, b};
-  collective("multiply_bf16", ~0u, &payload, complete_multiply, site);
+  collective("multiply_bf16", ~0u, &payload, complete_multiply<bf16_to_float>, site);
+}
+
+void multiply_f16(float* d, const uint32_t* a, const uint32_t* b, Site site) {
+  MultiplyLane payload{d, a, b};
+  collective("multiply_f16", ~0u, &payload, complete_multiply<f16_to_float>, site);
 }
 
 void load_matrices(uint32_t* registers, const void* row, bool transposed, Site site) {

@@ -30,6 +30,12 @@ inline const T* computed_now(const T* pointer) {
   return pointer;
 }
 
+inline int computed_once(int value) { return value; }
+
+inline uint32_t masked_or(uint32_t bits, uint32_t mask, uint32_t ones) {
+  return (bits & mask) | ones;
+}
+
 // --- loads past L1: the host's caches are coherent -----------------------------------------------
 
 inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
@@ -132,6 +138,20 @@ inline void wait_copies() {
 inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
                           Site site = emulator::here()) {
   emulator::multiply_bf16(d, a, b, site);
+}
+
+inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                         Site site = emulator::here()) {
+  emulator::multiply_f16(d, a, b, site);
+}
+
+inline uint32_t e4m3_as_f16(uint32_t bytes) {
+  const auto one = [](uint32_t bits) -> uint32_t {
+    const uint32_t magnitude = bits & 0x7fu;
+    const float number = emulator::bit_cast<float>(magnitude << 20) * 0x1p120f;
+    return (bits & 0x80u) << 8 | (magnitude == 0x7fu ? 0x7fffu : emulator::float_to_f16(number));
+  };
+  return one(bytes) | one(bytes >> 8) << 16;
 }
 
 inline void load_matrices(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {

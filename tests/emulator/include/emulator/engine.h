@@ -63,6 +63,7 @@ void commit_copies();
 void wait_copies(unsigned pending);
 
 void multiply_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site);
+void multiply_f16(float* d, const uint32_t* a, const uint32_t* b, Site site);
 void load_matrices(uint32_t* registers, const void* row, bool transposed, Site site);
 uint32_t transpose_matrix(uint32_t rows, Site site);
 

@@ -62,6 +62,10 @@ inline uint16_t float_to_f16(float value) {
   inline Type2 __hmul2(Type2 a, Type2 b) {                                 \
     return {Type(float(a.x) * float(b.x)), Type(float(a.y) * float(b.y))}; \
   }                                                                        \
+  inline Type2 __habs2(Type2 pair) {                                       \
+    pair.x.bits &= 0x7fff, pair.y.bits &= 0x7fff;                          \
+    return pair;                                                           \
+  }                                                                        \
   inline Type2 __hmax2(Type2 a, Type2 b) {                                 \
     return {Type(fmaxf(a.x, b.x)), Type(fmaxf(a.y, b.y))};                 \
   }                                                                        \
