@@ -54,6 +54,7 @@ SLOWEST = (
     "fp8_attention.cu",
     "chunk_attention.cu",
     "split_attention.cu",
+    "fp8_split_attention.cu",
     "sample_bf16.cu",
     "sample_f16.cu",
     "sample_f32.cu",
@@ -71,6 +72,7 @@ SM_100_ARCHS = {"compute_100a": "sm_100a"}
 HOPPER = (
     "batch_linear",
     "balanced_attention",
+    "fp8_split_attention",
     "split_attention",
     "stream_linear",
     "large_linear",
@@ -101,6 +103,7 @@ CHAINED = (
     "sample_bf16",
     "sample_f16",
     "sample_f32",
+    "fp8_split_attention",
     "split_attention",
     "step",
     "stream_linear",
@@ -108,7 +111,7 @@ CHAINED = (
     "narrow_stored",
     "warp_attention",
 )
-STAMPED = ("split_attention", "stream_linear")  # what includes csrc/cuda/stamps.cuh
+STAMPED = ("split_attention", "stream_linear")  # what hands out its stamps (csrc/cuda/stamps.cuh)
 ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {
     "baseline": "-march=x86-64-v2",

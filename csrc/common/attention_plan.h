@@ -44,6 +44,7 @@ constexpr int64_t kBalancedTileKeys = 128;  // positions of a KV tile
 constexpr int64_t kBalancedTileCost = 2;    // KV tiles that a query tile's begin and end count as
 constexpr int64_t kSliceElements = 64;      // of a tensor copy: of a row of 128 bytes
 constexpr int64_t kPackElements = 8;        // of bfloat16 in a vector
+constexpr int64_t kFp8HeadDim = 128;        // of keys and values in fp8, at most
 constexpr int64_t kSplitItemTokens = 64;    // positions of a work item of split attention, at least
 
 // Bytes of shared memory of a CTA of chunk attention with the smaller tiles: 64 rows of queries,
@@ -58,7 +59,10 @@ constexpr bool has_split_head_dim(int64_t head_dim) {
   return head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
 }
 
-constexpr const char* kFp8Kv = "keys and values are fp8, which the portable kernels alone read";
+constexpr const char* kFp8Kv =
+    "keys and values are fp8, which of chunks the portable kernel alone reads";
+constexpr const char* kFp8HeadDims =
+    "keys and values are fp8, and head_dim is none of 64, 96 and 128";
 
 inline bool has_cache_vectors(const KvCache& c, DType dtype) {
   const int64_t size = kv_element_size(c, dtype);
@@ -87,11 +91,13 @@ inline bool has_tile_tensors(const KvCache& c, int64_t kv_heads) {
          is_tile_tensor(c.v_page_stride, c.v_token_stride, c.v_head_stride, kv_heads, c.num_pages);
 }
 
-// Whether vectors of the cache and positions of a row are counted in 32 bits.
+// Whether vectors of the cache, scales and positions of a row are counted in 32 bits.
 inline bool has_split_cache(const KvCache& c, int64_t kv_heads) {
   const auto end = [&](int64_t page, int64_t token, int64_t head) {
     return (c.num_pages * page + c.page_size * token + kv_heads * head) / kPackElements;
   };
+  if (c.scales != nullptr && c.num_pages * 2 * c.scale_heads * c.page_size > UINT32_MAX)
+    return false;
   return end(c.k_page_stride, c.k_token_stride, c.k_head_stride) < UINT32_MAX &&
          end(c.v_page_stride, c.v_token_stride, c.v_head_stride) < UINT32_MAX &&
          row_capacity(c) < INT32_MAX / 2 && c.page_size < INT32_MAX / 2;
@@ -115,9 +121,9 @@ inline bool has_split_indices(const FusedAttentionDecodeParams& p) {
 inline Unsupported split_attention_unsupported(const FusedAttentionDecodeParams& p,
                                                const Gpu& gpu) {
   if (const Unsupported device = hopper_unsupported(gpu)) return device;
-  if (p.cache.scales != nullptr) return {kFp8Kv};
   if (p.dtype != DType::kBF16) return {kNotBf16};
   if (!has_split_head_dim(p.head_dim)) return {kHeadDims, p.head_dim};
+  if (p.cache.scales != nullptr && p.head_dim > kFp8HeadDim) return {kFp8HeadDims, p.head_dim};
   if (p.workspace == nullptr) return {"there is no workspace"};
   // Telling a chunk's tokens inside the kernel cost a step 2 to 4 %: give the decode tokens alone.
   if (p.counts != nullptr) return {"counts are given"};
@@ -129,15 +135,15 @@ inline Unsupported split_attention_unsupported(const FusedAttentionDecodeParams&
   return has_split_indices(p) ? Unsupported{} : Unsupported{kTooLarge};
 }
 
-// Whether CTAs of one warp take what split attention takes: of heads of 128, pages of whole tiles
-// of 16 positions (or rows that are one page each), and strides of a tensor's rows; for a batch
-// also queries, keys and values of whole vectors.
+// Whether CTAs of one warp take what split attention takes: of keys and values in bfloat16, heads
+// of 128, pages of whole tiles of 16 positions (or rows that are one page each), and strides of a
+// tensor's rows; for a batch also queries, keys and values of whole vectors.
 inline bool takes_one_warp_ctas(const FusedAttentionDecodeParams& p) {
   const bool has_vectors = are_vector_aligned(p.q, p.k, p.v) &&
                            are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.k_stride,
                                              p.k_head_stride, p.v_stride, p.v_head_stride);
-  return p.tokens >= (p.batch ? kBatchWarpTokens : kWarpTokens) && p.head_dim == kWarpHeadDim &&
-         p.q_heads <= kWarpSharers * p.kv_heads &&
+  return p.tokens >= (p.batch ? kBatchWarpTokens : kWarpTokens) && p.cache.scales == nullptr &&
+         p.head_dim == kWarpHeadDim && p.q_heads <= kWarpSharers * p.kv_heads &&
          (p.cache.page_table == nullptr || p.cache.page_size % kCopyTokens == 0) &&
          has_tile_tensors(p.cache, p.kv_heads) && (!p.batch || has_vectors);
 }

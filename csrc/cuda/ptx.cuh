@@ -320,14 +320,6 @@ __device__ inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], const
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Two e4m3 numbers, the lower half of `bytes`, as float16, which has all of them.
-__device__ inline uint32_t e4m3_as_f16(uint32_t bytes) {
-  uint32_t pair = 0;
-  PHOTON_HOPPER(
-      asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(bytes))));
-  return pair;
-}
-
 // Four 8 x 8 matrices of 16-bit elements from shared memory: lane i gives the address of row i % 8
 // of matrix i / 8 (16 bytes, aligned); register j gets row g, elements 2t..2t+1 of matrix j.
 __device__ inline void load_matrices(uint32_t (&registers)[4], const void* row) {
@@ -351,6 +343,14 @@ __device__ inline uint32_t transpose_matrix(uint32_t rows) {
   uint32_t columns;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
   return columns;
+}
+
+// Four e4m3 numbers as float16: the lower two, the upper two.
+__device__ inline void halves_of_e4m3(uint32_t (&pairs)[2], uint32_t codes) {
+  PHOTON_HOPPER(
+      asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.rn.f16x2.e4m3x2 %0, low;\n"
+          "cvt.rn.f16x2.e4m3x2 %1, high;\n}" : "=r"(pairs[0]),
+          "=r"(pairs[1]) : "r"(codes)));
 }
 
 // --- maths ---------------------------------------------------------------------------------------

@@ -333,8 +333,8 @@ __global__ void async_kernel(float* out, const float* in, int tiles, int valid_t
 // --- matrices ------------------------------------------------------------------------------------
 
 // d[16][8] += a[16][16] b[16][8]; the fragments come from global memory (`way` 0), or by
-// load_matrices, b as [8][16] (1) or [16][8] (2).
-__global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, int way) {
+// load_matrices, b as [8][16] (1) or [16][8] (2); of bfloat16, or of float16.
+__global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, int way, int is_f16) {
   uint16_t* shared_a = reinterpret_cast<uint16_t*>(dynamic_shared());
   uint16_t* shared_b = shared_a + 16 * 16;
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4 * 2;
@@ -363,8 +363,19 @@ __global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, in
     right[0] = loaded[0];
     right[1] = loaded[1];
   }
-  multiply_bf16(sums, left, right);
+  if (is_f16 != 0) {
+    multiply_f16(sums, left, right);
+  } else {
+    multiply_bf16(sums, left, right);
+  }
   for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + t + i % 2] = sums[i];
+}
+
+// Four e4m3 numbers a thread as float16.
+__global__ void e4m3_kernel(uint32_t* halves, const uint32_t* codes) {
+  uint32_t pairs[2];
+  halves_of_e4m3(pairs, codes[threadIdx.x]);
+  for (int i = 0; i < 2; ++i) halves[2 * threadIdx.x + i] = pairs[i];
 }
 
 // --- clusters ------------------------------------------------------------------------------------
@@ -642,9 +653,12 @@ EXPORT int async(float* out, const float* in, int tiles, int valid_tiles, int bu
   return launch(async_kernel, LaunchShape{1, kWarpSize, 4 * kTileBytes}, nullptr, out, in, tiles,
                 valid_tiles, bug);
 }
-EXPORT int matrix(float* d, const uint16_t* a, const uint16_t* b, int way) {
+EXPORT int matrix(float* d, const uint16_t* a, const uint16_t* b, int way, int is_f16) {
   return launch(matrix_kernel, LaunchShape{1, kWarpSize, (16 * 16 + 16 * 8) * sizeof(uint16_t)},
-                nullptr, d, a, b, way);
+                nullptr, d, a, b, way, is_f16);
+}
+EXPORT int e4m3(uint32_t* halves, const uint32_t* codes, int words) {
+  return launch(e4m3_kernel, LaunchShape{1, words}, nullptr, halves, codes);
 }
 EXPORT int cluster(float* out, int blocks, int size, int bug) {
   return launch(cluster_kernel, LaunchShape{blocks, kWarpSize, 64, static_cast<unsigned>(size)},

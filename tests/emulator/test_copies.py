@@ -302,11 +302,20 @@ def test_asynchronous_copies_used_too_early(emulator: Emulator, bug: int) -> Non
 @pytest.mark.parametrize(
     "way", [0, 1, 2], ids=["by hand", "load_matrices", "load_matrices_transposed"]
 )
-def test_multiply(emulator: Emulator, way: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_multiply(emulator: Emulator, dtype: torch.dtype, way: int) -> None:
     """A wrong place of any element would be seen: all are random."""
     for seed in SEEDS:
-        a, b = (randn(16, n, dtype=torch.bfloat16, device="cpu", seed=seed + n) for n in (16, 8))
+        a, b = (randn(16, n, dtype=dtype, device="cpu", seed=seed + n) for n in (16, 8))
         d = randn(16, 8, dtype=torch.float32, device="cpu", seed=seed)
         exact = d.double() + a.double() @ b.double()
-        emulator.launch("matrix", d, a, b, way, seed=seed)
+        emulator.launch("matrix", d, a, b, way, int(dtype == torch.float16), seed=seed)
         assert torch.equal(d, exact.float())
+
+
+def test_codes_of_e4m3_become_float16(emulator: Emulator) -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    halves = torch.zeros(256, dtype=torch.float16)
+    emulator.launch("e4m3", halves, codes, 64)
+    expected = codes.view(torch.float8_e4m3fn).half()
+    assert torch.equal(halves.nan_to_num(7), expected.nan_to_num(7))

@@ -200,14 +200,20 @@ def test_heads_that_attention_does_not_take_are_named() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_keys_and_values_in_fp8_are_read_by_portable_attention_alone(exact: bool) -> None:
-    """Everything else stays as it is; nor is there a workspace to deal chunks out evenly."""
+def test_of_keys_and_values_in_fp8_prompts_attend_by_the_portable_kernel(exact: bool) -> None:
+    """Everything else stays as it is, but for CTAs of one warp; nor is there a workspace to deal
+    chunks out evenly.
+    """
     config = NAMED_SHAPES["qwen3-4b"]
     plan = plan_kernels(config, H200, "bfloat16", exact=exact)
     entries = step_kernels(Setting(config, H200, "bfloat16", plan, fp8_kv=True))
-    why = "keys and values are fp8, which the portable kernels alone read"
+    why = "keys and values are fp8, which of chunks the portable kernel alone reads"
     attention = [entry for entry in entries if entry.op.startswith("attention")]
-    assert {(entry.kernel, entry.why) for entry in attention} == {("attention", why)}
+    assert {(entry.op, entry.kernel, entry.why) for entry in attention} == {
+        ("attention", "split_attention", None),
+        ("attention of chunks", "attention", why),
+        ("attention of decode rows", "split_attention", None),
+    }
     others = [entry for entry in table(config, exact=exact) if not entry.op.startswith("attention")]
     assert [entry for entry in entries if entry not in attention] == others
     assert balanced_attention_unsupported(config, H200, "bfloat16", 16, fp8_kv=True) == why

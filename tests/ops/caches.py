@@ -1,5 +1,5 @@
 """KV memory for attention tests: shuffled pages with strides of any kind, or a contiguous [B, H,
-L, D] cache.
+L, D] cache; in the dtype of queries, or in fp8.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tests.ops.numeric import ints, randn
+from photon_ext import reference
+from tests.ops.numeric import ints, randn, same_bits
 from tests.ops.tables import SAMPLE, STAGED
 
 
@@ -33,6 +34,13 @@ class Cache:
         """Copies with the same strides."""
         return Cache(_strided_copy(self.k), _strided_copy(self.v), self.page_table, self.page_size)
 
+    def scaled(self) -> dict[str, Tensor]:
+        """The ops' arguments besides keys, values and the page table."""
+        return {}
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.k, self.v
+
     def place(self, row: int, position: int) -> tuple[int, int]:
         if self.page_table is None:
             return row, position
@@ -50,6 +58,44 @@ class Cache:
         at = torch.arange(positions, device=self.k.device)
         pages, at = self.page_table[row, at // self.page_size].long(), at % self.page_size
         self.k[pages, at], self.v[pages, at] = values
+
+
+@dataclass
+class Fp8Cache(Cache):
+    """A cache whose numbers are stored in fp8, heads before tokens."""
+
+    scale: Tensor
+
+    @classmethod
+    def of(cls, cache: Cache) -> Fp8Cache:
+        """The same numbers, rounded; where they are NaN, so are the scales."""
+        both = [reference.quantize_heads(numbers) for numbers in (cache.k, cache.v)]
+        k, v = (codes.transpose(1, 2).contiguous().transpose(1, 2) for codes, _ in both)
+        scale = torch.stack([of.transpose(1, 2) for _, of in both], dim=1).contiguous()
+        return cls(k, v, cache.page_table, cache.page_size, scale)
+
+    def clone(self) -> Fp8Cache:
+        codes = (cache.clone(memory_format=torch.preserve_format) for cache in (self.k, self.v))
+        return Fp8Cache(*codes, self.page_table, self.page_size, self.scale.clone())
+
+    def double(self) -> Cache:
+        """The numbers that are stored."""
+        scales = self.scale.transpose(2, 3).unbind(1)
+        k, v = (
+            reference.dequantize_heads(codes, scale).double()
+            for codes, scale in zip((self.k, self.v), scales, strict=True)
+        )
+        return Cache(k, v, self.page_table, self.page_size)
+
+    def scaled(self) -> dict[str, Tensor]:
+        return {"kv_scale": self.scale}
+
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.k, self.v, self.scale
+
+
+def assert_same_cache(actual: Cache, expected: Cache) -> None:
+    assert all(map(same_bits, actual.parts(), expected.parts()))
 
 
 def _strided_copy(x: Tensor) -> Tensor:

@@ -53,8 +53,12 @@ def assert_close(actual: Tensor, exact: Tensor, slack: float = 1.0) -> None:
     assert error <= bound * size, f"relative error {error / size:.3g}, bound {bound:.3g}"
 
 
+def same_bits(actual: Tensor, expected: Tensor) -> bool:
+    as_int = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}[actual.element_size()]
+    return torch.equal(actual.contiguous().view(as_int), expected.contiguous().view(as_int))
+
+
 def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    as_int = {8: torch.int64, 4: torch.int32, 2: torch.int16}[actual.element_size()]
-    assert torch.equal(actual.contiguous().view(as_int), expected.contiguous().view(as_int))
+    assert same_bits(actual, expected)

@@ -1,5 +1,5 @@
 """fused_attention_decode_into with `hopper`: splits of a row's context over CTAs, merged through
-the workspace.
+the workspace; keys and values in bfloat16, and in fp8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from photon_ext import ops, reference
 from tests.ops.caches import (
     Cache,
+    Fp8Cache,
+    assert_same_cache,
     contiguous_cache,
     heads_first,
     paged_cache,
@@ -27,6 +29,7 @@ from tests.ops.test_attention import GARBAGE_TOKENS, qk_norms, qkv
 from tests.ops.test_chunk_attention import set_sms
 
 BF16 = torch.bfloat16
+FP8 = pytest.mark.parametrize("fp8", [False, True])  # keys and values
 # words beside a workspace; a multiple of the 16 bytes that the kernel wants it aligned to
 GUARD = 64
 
@@ -66,6 +69,7 @@ class Decode:
         ops.fused_attention_decode_into(
             *(out, q, k, v, self.cache.k, self.cache.v, meta, self.cache.page_table),
             *(*self.tables, self.scale, *self.norms, 1e-6, workspace, hopper),
+            **self.cache.scaled(),
             **options,
         )
         return out
@@ -76,7 +80,7 @@ class Decode:
         """
         cache, q = self.cache.clone(), self.q.clone()
         parts = q, self.k, self.v, cache.k, cache.v, self.meta, cache.page_table
-        ops.rope_append_kv_(*parts, *self.tables, *self.norms)
+        ops.rope_append_kv_(*parts, *self.tables, *self.norms, **cache.scaled())
         exact = cache.double()
         segments = self.meta.new_empty(0, 4)
         return reference.paged_attention(
@@ -101,6 +105,7 @@ def decode(
     paged: bool = True,
     normed: bool = False,
     contiguous: bool = False,
+    fp8: bool = False,
     seed: int = 0,
 ) -> Decode:
     longest, rows = max([1, *lengths]), len(lengths) + 1
@@ -113,6 +118,8 @@ def decode(
         cache = contiguous_cache(rows, longest, kv_heads, head_dim, dtype, device)
     for row, length in enumerate(lengths, start=1):
         cache.fill(row, max(length - 1, 0), seed=seed + row)
+    if fp8:
+        cache = Fp8Cache.of(cache)
     spans = [
         (row if length else 0, max(length - 1, 0), 1) for row, length in enumerate(lengths, start=1)
     ]
@@ -132,8 +139,7 @@ def check(step: Decode, workspace: Tensor | None = None) -> None:
     exact, cache = step.expected()
     out = step.run(workspace=workspace)
     assert_close(out, exact, slack=0.5)
-    assert_same_bits(step.cache.k, cache.k)
-    assert_same_bits(step.cache.v, cache.v)
+    assert_same_cache(step.cache, cache)
     dead = step.meta[:, 2] == 0
     assert_same_bits(out[dead], torch.zeros_like(out[dead]))
 
@@ -143,10 +149,13 @@ def check(step: Decode, workspace: Tensor | None = None) -> None:
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 24])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-def test_fast_decode_is_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
+@FP8
+def test_fast_decode_is_near_the_float64_reference(
+    device: str, fp8: bool, head_dim: int, group: int
+) -> None:
     kv_heads = 2 if group < 8 else 1
     lengths, q_heads = [1, 2, 17, 0, 65, 130], group * kv_heads
-    check(decode(device, lengths, q_heads, kv_heads, head_dim, normed=group % 2 == 0))
+    check(decode(device, lengths, q_heads, kv_heads, head_dim, normed=group % 2 == 0, fp8=fp8))
 
 
 @pytest.mark.parametrize(
@@ -155,10 +164,11 @@ def test_fast_decode_is_near_the_float64_reference(device: str, head_dim: int, g
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (9, 3, 64), (2, 1, 128)]
 )
+@FP8
 def test_fast_decode_of_any_length(
-    device: str, lengths: list[int], q_heads: int, kv_heads: int, head_dim: int
+    device: str, fp8: bool, lengths: list[int], q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    check(decode(device, lengths, q_heads, kv_heads, head_dim, normed=True))
+    check(decode(device, lengths, q_heads, kv_heads, head_dim, normed=True, fp8=fp8))
 
 
 @pytest.mark.parametrize(
@@ -171,18 +181,21 @@ def test_fast_decode_of_any_length(
         (3000, 16, 16, 128),
     ],
 )
+@FP8
 def test_fast_decode_of_a_very_long_context(
-    device: str, length: int, q_heads: int, kv_heads: int, head_dim: int
+    device: str, fp8: bool, length: int, q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
     """As many splits as there are, each of one to six tiles a warp."""
-    check(decode(device, [length, 3], q_heads, kv_heads, head_dim))
+    check(decode(device, [length, 3], q_heads, kv_heads, head_dim, fp8=fp8))
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(2, 2, 64), (2, 2, 128)])
 @pytest.mark.parametrize("sms", [3, 7])
+@FP8
 def test_fast_decode_of_splits_of_any_number_of_work_items(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
+    fp8: bool,
     sms: int,
     q_heads: int,
     kv_heads: int,
@@ -191,8 +204,8 @@ def test_fast_decode_of_splits_of_any_number_of_work_items(
     """Splits of up to two work items with heads of 64 and four with 128; tokens end within a work
     item, at its end and behind it, in any CTA range.
     """
-    lengths = [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 5]
-    step = decode(device, lengths, q_heads, kv_heads, head_dim)
+    lengths = [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 2561, 5]
+    step = decode(device, lengths, q_heads, kv_heads, head_dim, fp8=fp8)
     check(step)
     together = step.run()
     set_sms(monkeypatch, device, sms)
@@ -200,12 +213,15 @@ def test_fast_decode_of_splits_of_any_number_of_work_items(
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64, None])
-def test_fast_decode_over_pages_of_any_size(device: str, page_size: int | None) -> None:
+@FP8
+def test_fast_decode_over_pages_of_any_size(device: str, fp8: bool, page_size: int | None) -> None:
     lengths = [1, 66, 0, 200]
-    step = decode(device, lengths, 6, 2, 128, page_size=page_size or 1, paged=page_size is not None)
+    paged = page_size is not None
+    step = decode(device, lengths, 6, 2, 128, page_size=page_size or 1, paged=paged, fp8=fp8)
     check(step)
-    # the same values elsewhere: the same bits
-    other = decode(device, lengths, 6, 2, 128, page_size=32)
+    # the same values elsewhere, heads side by side as an engine has them: the same bits
+    other = decode(device, lengths, 6, 2, 128, page_size=32, fp8=fp8)
+    other.cache.k, other.cache.v = other.cache.k.contiguous(), other.cache.v.contiguous()
     assert_same_bits(step.run(), other.run())
 
 
@@ -221,11 +237,12 @@ def test_fast_decode_writes_strided_outputs_and_nothing_between(
     assert buffer[:, :, 72:].isnan().all()
 
 
-def test_fast_decode_of_large_scores(device: str) -> None:
+@FP8
+def test_fast_decode_of_large_scores(device: str, fp8: bool) -> None:
     """Scores up to some hundreds, of both signs: a softmax that does not subtract the maximum of
     each split overflows.
     """
-    step = decode(device, [300, 70], 4, 2, 64)
+    step = decode(device, [300, 70], 4, 2, 64, fp8=fp8)
     step.q.mul_(12)
     step.scale = 1.0
     check(step)
@@ -252,12 +269,13 @@ def test_what_the_fast_kernel_cannot_do_the_portable_one_does(
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 64), (12, 1, 128)])
+@FP8
 def test_a_token_has_the_same_bits_in_every_batch(
-    device: str, q_heads: int, kv_heads: int, head_dim: int
+    device: str, fp8: bool, q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
     lengths = [1 + 37 * i % 200 for i in range(64)]
     lengths[5], lengths[40] = 0, 600
-    step = decode(device, lengths, q_heads, kv_heads, head_dim)
+    step = decode(device, lengths, q_heads, kv_heads, head_dim, fp8=fp8)
     together = step.run()
     assert_same_bits(step.run(), together)  # and from run to run
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
@@ -267,19 +285,20 @@ def test_a_token_has_the_same_bits_in_every_batch(
         assert_same_bits(step.run(at), together[at.to(device)])
 
 
-@pytest.mark.emulated_later(q_heads=(24,), head_dim=(64, 96, 256))
+@pytest.mark.emulated_later(fp8=(True,), q_heads=(24,), head_dim=(64, 96, 256))
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"),
     [(4, 2, 128), (10, 2, 64), (3, 1, 96), (24, 2, 128), (4, 2, 256)],
 )
+@FP8
 def test_a_token_has_the_same_bits_in_one_run_and_in_several(
-    device: str, q_heads: int, kv_heads: int, head_dim: int
+    device: str, fp8: bool, q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
     """Alone a token has a run for each of its splits; the more tokens there are beside it, the
     fewer and longer its runs, at last one.
     """
     lengths = [900, 1, 128, 129, 385, 640, 0, 700] + [500 + i for i in range(56)]
-    step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True)
+    step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True, fp8=fp8)
     step.q.mul_(4)  # weights of many sizes: a split's highest score is not the next one's
     together = step.run()
     for count in (1, 2, 3, 5, 8, 16, 33):
@@ -288,19 +307,25 @@ def test_a_token_has_the_same_bits_in_one_run_and_in_several(
             assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
 
-@pytest.mark.emulated_later(q_heads=(12,), head_dim=(96, 128, 256))
+@pytest.mark.emulated_later(fp8=(True,), q_heads=(12,), head_dim=(96, 128, 256))
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"),
     [(8, 4, 128), (8, 2, 64), (8, 1, 96), (12, 1, 64), (24, 2, 128), (4, 1, 256)],
 )
+@FP8
 def test_a_token_has_the_same_bits_however_many_blocks_it_meets_in(
-    monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int, kv_heads: int, head_dim: int
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    fp8: bool,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
 ) -> None:
     """Splits meet in clusters of two to eight blocks, in global memory or in one block, by the
     number of tokens and by how long they are.
     """
     lengths = [512, 500, 449, 512, 64, 65, 0, 2048, 2049, 300, 400, 1, 350, 512, 400, 300]
-    step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True)
+    step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True, fp8=fp8)
     step.q.mul_(4)
     set_sms(monkeypatch, device, 1)
     together = step.run()
@@ -327,15 +352,19 @@ MIDDLE_LENGTHS = {
 
 
 @pytest.mark.emulated_later(
-    kind=("equal, some dead", "nearly equal", "apart", "one long"), q_heads=(2, 4, 10)
+    fp8=(True,),
+    kind=("equal, some dead", "nearly equal", "apart", "one long"),
+    q_heads=(2, 4, 10),
 )
 @pytest.mark.parametrize(
     ("q_heads", "kv_heads", "head_dim"), [(4, 2, 128), (6, 2, 64), (2, 1, 96), (10, 1, 256)]
 )
 @pytest.mark.parametrize("kind", MIDDLE_LENGTHS)
+@FP8
 def test_more_tokens_than_lanes_have_the_bits_of_few_however_work_is_dealt_out(
     monkeypatch: pytest.MonkeyPatch,
     device: str,
+    fp8: bool,
     kind: str,
     q_heads: int,
     kv_heads: int,
@@ -346,7 +375,7 @@ def test_more_tokens_than_lanes_have_the_bits_of_few_however_work_is_dealt_out(
     """
     lengths = MIDDLE_LENGTHS[kind]
     step, few = (
-        decode(device, lengths, q_heads, kv_heads, head_dim, normed=True) for _ in range(2)
+        decode(device, lengths, q_heads, kv_heads, head_dim, normed=True, fp8=fp8) for _ in range(2)
     )
     for each in (step, few):
         each.q.mul_(4)  # weights of many sizes: a split's highest score is not the next one's
@@ -355,8 +384,7 @@ def test_more_tokens_than_lanes_have_the_bits_of_few_however_work_is_dealt_out(
     for first in range(0, 72, 24):
         tokens = torch.arange(first, first + 24)
         assert_same_bits(few.run(tokens), together[tokens.to(device)])
-    assert_same_bits(step.cache.k, few.cache.k)
-    assert_same_bits(step.cache.v, few.cache.v)
+    assert_same_cache(step.cache, few.cache)
     for sms in (1, 5, 40, 160):
         set_sms(monkeypatch, device, sms)
         assert_same_bits(step.run(), together)
@@ -511,10 +539,11 @@ def test_fast_needs_a_workspace(device: str) -> None:
 
 @pytest.mark.parametrize("token_index", GARBAGE_TOKENS)
 @pytest.mark.parametrize("paged", [True, False])
+@FP8
 def test_a_token_that_cannot_be_is_zeros_and_touches_nothing(
-    device: str, token_index: list[int], paged: bool
+    device: str, fp8: bool, token_index: list[int], paged: bool
 ) -> None:
-    step = decode(device, [70, 70], 4, 2, 64, paged=paged)
+    step = decode(device, [70, 70], 4, 2, 64, paged=paged, fp8=fp8)
     step.meta[1] = ints(token_index, device)
     untouched = step.cache.clone()
     alone = step.run(torch.tensor([0]))
@@ -524,8 +553,9 @@ def test_a_token_that_cannot_be_is_zeros_and_touches_nothing(
     page, token = step.cache.place(1, 69)
     untouched.k[page, token] = step.cache.k[page, token]
     untouched.v[page, token] = step.cache.v[page, token]
-    assert_same_bits(step.cache.k, untouched.k)
-    assert_same_bits(step.cache.v, untouched.v)
+    for now, then in zip(step.cache.scaled().values(), untouched.scaled().values(), strict=True):
+        then[page, ..., token] = now[page, ..., token]
+    assert_same_cache(step.cache, untouched)
 
 
 @pytest.mark.parametrize("length", [3, 200, 2**31 - 1])
@@ -543,8 +573,9 @@ def test_a_length_beside_its_position_touches_no_foreign_memory(device: str, len
 
 
 @pytest.mark.parametrize("page", [-1, 99, 2**31 - 1])
-def test_a_page_that_cannot_be_is_not_read(device: str, page: int) -> None:
-    step = decode(device, [100, 80, 80], 4, 2, 64)
+@FP8
+def test_a_page_that_cannot_be_is_not_read(device: str, fp8: bool, page: int) -> None:
+    step = decode(device, [100, 80, 80], 4, 2, 64, fp8=fp8)
     assert step.cache.page_table is not None
     step.cache.page_table[2, 1] = page  # of the context: its positions are left out
     step.cache.page_table[3, 79 // 16] = page  # of the new position: the token has no place
@@ -553,7 +584,8 @@ def test_a_page_that_cannot_be_is_not_read(device: str, page: int) -> None:
     assert torch.isfinite(out).all()
     assert_same_bits(out[2], torch.zeros_like(out[2]))
     untouched = [int(p) for p in step.cache.page_table[3] if p != page]
-    assert_same_bits(step.cache.k[untouched], before.k[untouched])
+    for now, then in zip(step.cache.parts(), before.parts(), strict=True):
+        assert_same_bits(now[untouched], then[untouched])
 
 
 def test_words_grow_with_the_tokens() -> None:

@@ -43,7 +43,8 @@ int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) {
   const KernelChoice<AttentionKernel> choice = plan_attention(p, current_gpu());
   switch (choice.kernel) {
     case AttentionKernel::kSplit:
-      return split_attention(p, stream);
+      return p.cache.scales != nullptr ? fp8_split_attention(p, stream)
+                                       : split_attention(p, stream);
     case AttentionKernel::kWarp:
     case AttentionKernel::kBatchWarp:
       return warp_attention(p, stream);

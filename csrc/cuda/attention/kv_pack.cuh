@@ -1,5 +1,5 @@
-// Keys and values as the portable kernels of attention read and write them: of the op's dtype, or
-// e4m3 bytes with a scale for each head of a token.
+// Keys and values as kernels of attention write them and portable ones read them: of the op's
+// dtype, or e4m3 bytes with a scale for each head of a token.
 #pragma once
 #include "common/e4m3.h"
 #include "common/params.h"
@@ -80,15 +80,37 @@ __device__ inline E4m3Pack encoded(const Pack<T>& pack, float scale) {
   return {codes};
 }
 
-// The scale of a head that a warp holds.
+// Of a head that a warp holds.
 template <typename T>
-__device__ inline float head_scale(const LanePairs<T>& head, int head_dim) {
+__device__ inline uint32_t largest_magnitude(const LanePairs<T>& head, int head_dim) {
   uint32_t largest = 0;
   head.for_elements(head_dim, [&](int, T element) {
     const uint32_t magnitude = magnitude_bits(to_float(element));
     largest = largest > magnitude ? largest : magnitude;
   });
-  return e4m3_scale(largest_of(largest, kWarpSize, kFullWarp));
+  return largest_of(largest, kWarpSize, kFullWarp);
+}
+
+// A new key or value by one warp: to shared memory, and into the cache where that is its own.
+template <typename T>
+__device__ inline void stage_new(const LanePairs<T>& head, int head_dim, T* shared, float*,
+                                 T* cache, float*) {
+  head.store(shared, head_dim);
+  if (cache != nullptr) head.store(cache, head_dim);
+}
+
+template <typename T>
+__device__ inline void stage_new(const LanePairs<T>& head, int head_dim, E4m3* shared,
+                                 float* shared_scale, E4m3* cache, float* cache_scale) {
+  const float scale = e4m3_scale(largest_magnitude(head, head_dim));
+  head.for_elements(head_dim, [&](int d, T element) {
+    const E4m3 code = {e4m3_of(to_float(element), scale)};
+    shared[d] = code;
+    if (cache != nullptr) cache[d] = code;
+  });
+  if (threadIdx.x % kWarpSize != 0) return;
+  *shared_scale = scale;
+  if (cache != nullptr) *cache_scale = scale;
 }
 
 }  // namespace photon::cuda

@@ -72,28 +72,6 @@ __device__ int32_t stage_token(const PagedAttentionParams& p, const HeadTile& ti
   return -1;
 }
 
-// A new key or value by one warp: to shared memory, and into the cache where that is its own.
-template <typename T>
-__device__ void stage_new(const LanePairs<T>& head, int head_dim, T* shared, float*, T* cache,
-                          float*) {
-  head.store(shared, head_dim);
-  if (cache != nullptr) head.store(cache, head_dim);
-}
-
-template <typename T>
-__device__ void stage_new(const LanePairs<T>& head, int head_dim, E4m3* shared, float* shared_scale,
-                          E4m3* cache, float* cache_scale) {
-  const float scale = head_scale(head, head_dim);
-  head.for_elements(head_dim, [&](int d, T element) {
-    const E4m3 code = {e4m3_of(to_float(element), scale)};
-    shared[d] = code;
-    if (cache != nullptr) cache[d] = code;
-  });
-  if (threadIdx.x % kWarpSize != 0) return;
-  *shared_scale = scale;
-  if (cache != nullptr) *cache_scale = scale;
-}
-
 // The same with rotation; the new key and value go to shared memory, and the KV head's first tile
 // appends them to the cache. No CTA reads them back from there.
 template <typename T, typename Kv, int kLanes, int kHeads>

@@ -19,19 +19,6 @@
 
 namespace photon::cuda {
 
-constexpr int kHalfQueries = 8,
-              kMaxSplitGroupQueries = 16;  // queries in half the rows of an instruction, and in all
-
-struct LaneId {
-  int g, t;
-};
-
-// As in ptx.cuh.
-__device__ inline LaneId lane_id() {
-  const int lane = threadIdx.x % kWarpSize;
-  return {lane / 4, lane % 4};
-}
-
 // exp2(x - high). As long as all scores were -inf, high is -inf, too, and the weight is 0.
 __device__ inline float weight2(float x, float high) {
   return exp2_approx(x - (high == -INFINITY ? 0.0f : high));
@@ -72,34 +59,6 @@ struct PartSoftmax {
   }
 };
 
-// Queries or weights, in the order in which a matrix instruction takes its left operand: [fragment
-// of 16 columns][lane]. Where half of the rows are used, the words of the other half are not
-// stored, and load() gives zeros for them.
-template <int kHalves, int kColumnFragments>
-struct LeftFragments {
-  static constexpr int kWords = 2 * kHalves;
-
-  uint32_t at[kColumnFragments][kWarpSize][kWords];
-
-  // The word that holds two elements of a query: columns `column`, which is even, and `column` + 1
-  // of a fragment.
-  __device__ uint32_t* word(int query, int fragment, int column) {
-    return &at[fragment][query % kHalfQueries * 4 + column % 8 / 2]
-              [column / 8 * kHalves + query / kHalfQueries];
-  }
-
-  __device__ void load(uint32_t (&a)[4], int fragment) const {
-    const uint32_t* words = at[fragment][threadIdx.x % kWarpSize];
-    if constexpr (kHalves == 2) {
-      const uint4 v = *reinterpret_cast<const uint4*>(words);
-      a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
-    } else {
-      const uint2 v = *reinterpret_cast<const uint2*>(words);
-      a[0] = v.x, a[1] = 0, a[2] = v.y, a[3] = 0;
-    }
-  }
-};
-
 // What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
 // their weight.
 struct Partials {
@@ -137,104 +96,165 @@ struct ReductionMemory {
   };
 };
 
+// What is there in fp8 besides; of bfloat16 nothing.
+template <typename Shape, int kHalves, bool = Shape::Kv::kIsScaled>
+struct SharedScales {};
+
+template <typename Shape, int kHalves>
+struct SharedScales<Shape, kHalves, true> {
+  static constexpr int kQueries = kHalves * kHalfQueries;
+
+  float query_scales[kQueries];         // which queries were divided by
+  float sums[Shape::kWarps][kQueries];  // of each tile's weights
+  float value_scales[Shape::kWarps];    // which the scales of a tile's values were divided by
+  float new_k_scale, new_v_scale;
+};
+
 // The CTA's shared memory: what its warps leave for each other.
-template <int kHeadDim, int kHalves>
-struct SplitShared {
-  using Shape = SplitShape<kHeadDim>;
+template <typename Shape, int kHalves>
+struct SplitShared : SharedScales<Shape, kHalves> {
+  using Element = typename Shape::Kv::Element;
   static constexpr int kQueries = kHalves * kHalfQueries;
   // Pairs of sums. Threads merge a pair each, and shared memory has no room for more.
-  static constexpr int kPlacesOfBoth = kHeadDim == 64 ? 80 : kHeadDim == 256 ? 16 : 128;
-  static constexpr int kReductionPlaces = kHalves == 2      ? kPlacesOfBoth
-                                          : kHeadDim == 256 ? 112
-                                                            : 128;
+  static constexpr int kPlacesOfBoth = Shape::kHeadDim == 64    ? 80
+                                       : Shape::kHeadDim == 256 ? 16
+                                                                : 128;
+  static constexpr int kReductionPlaces = kHalves == 2             ? kPlacesOfBoth
+                                          : Shape::kHeadDim == 256 ? 112
+                                                                   : 128;
 
-  RingMemory<kHeadDim> ring;
-  alignas(16) LeftFragments<kHalves, kHeadDim / 16> queries;
-  alignas(16) LeftFragments<
-      kHalves, Shape::kWarpGroupWarps> weights[Shape::kWarpGroups];  // of the step's tiles
+  RingMemory<Shape> ring;
+  alignas(16) LeftFragments<kHalves, Shape::kHeadDim / 16> queries;
+  alignas(16) LeftFragments<kHalves, Shape::kWarpGroupWarps * Shape::kTileFragments> weights
+      [Shape::kWarpGroups];             // of the step's tiles
   float high[Shape::kWarps][kQueries];  // the highest score of each tile, times log2(e)
-  alignas(16) Bf16 new_k[kHeadDim];
-  alignas(16) Bf16 new_v[kHeadDim];
+  alignas(16) Element new_k[Shape::kHeadDim];
+  alignas(16) Element new_v[Shape::kHeadDim];
   alignas(16) ReductionMemory<kQueries, kReductionPlaces> reduction;
   CtaSplits cta_splits[Shape::kWarps];  // the same in all, where registers are few
   bool is_last;
 };
 
-// A lane's scores of its warp's tile, [i][j]: query g for j < 2, else query g + 8; token 8 i + 2t +
-// j % 2.
-using TileScores = float[2][4];
+constexpr int kLaneTokens = 4;  // of a tile, for each of a lane's queries
 
-template <int kHeadDim, int kHalves>
-__device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim, kHalves>& shared,
-                                  const unsigned char* tile) {
-  const int lane = threadIdx.x % kWarpSize,
-            first = SplitShape<kHeadDim>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  TileScores parts[2] = {};  // two chains of instructions by turns, because an instruction waits
-                             // for the one before in its chain
-#pragma unroll
-  for (int fragment = 0; fragment < kHeadDim / 16; ++fragment) {
-    uint32_t query[4], key[4];
-    load_matrices(key, tile + (first ^ fragment * 32));
-    shared.queries.load(query, fragment);
-    multiply_bf16(parts[fragment % 2][0], query, {key[0], key[1]});
-    multiply_bf16(parts[fragment % 2][1], query, {key[2], key[3]});
+// What scores and weights of a tile are multiplied by besides; token i of a lane as Kv has it.
+template <typename Shape, int kHalves, bool = Shape::Kv::kIsScaled>
+struct TileFactors {
+  using Shared = SplitShared<Shape, kHalves>;
+  using Weights = float[kLaneTokens];
+
+  float scale_log2;
+
+  __device__ TileFactors(float scale_log2, Shared&, int) : scale_log2(scale_log2) {}
+
+  __device__ float query_factor(int) const { return scale_log2; }
+  __device__ float score(float score, float query_factor, int) const {
+    return score * query_factor;
   }
+  __device__ static void sum_up(const Weights&, int) {}
+  __device__ static float of_value(float weight, int) { return weight; }
+};
+
+template <typename Shape, int kHalves>
+struct TileFactors<Shape, kHalves, true> {
+  using Kv = typename Shape::Kv;
+  using Shared = SplitShared<Shape, kHalves>;
+  using Weights = float[kLaneTokens];
+
+  float scale_log2;
+  Shared& shared;
+  Weights keys, values;
+
+  // `slot`: of the keys.
+  __device__ TileFactors(float scale_log2, Shared& shared, int slot)
+      : scale_log2(scale_log2), shared(shared) {
+    const auto& scales = shared.ring.scales[slot][Shape::warp()];
+    const uint32_t own = magnitude_bits(scales.values[threadIdx.x % kWarpSize]);
+    const auto most = BinaryScale::of(__reduce_max_sync(kFullWarp, own));
+    if (threadIdx.x % kWarpSize == 0) shared.value_scales[Shape::warp()] = most.scale;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) scores[i][j] = parts[0][i][j] + parts[1][i][j];
+    for (int i = 0; i < kLaneTokens; ++i) {
+      keys[i] = scales.keys[Kv::first_token() + Kv::token(i)];
+      values[i] = scales.values[Kv::first_token() + Kv::token(i)] * most.inverse;
+    }
   }
-}
+
+  __device__ float query_factor(int query) const { return scale_log2 * shared.query_scales[query]; }
+  __device__ float score(float score, float query_factor, int i) const {
+    return score * keys[i] * query_factor;
+  }
+
+  // By all lanes of a query.
+  __device__ void sum_up(const Weights& weights, int query) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (const float weight : weights) sum += weight;
+#pragma unroll
+    for (int i = 1; i < Kv::kPeers; i *= 2)
+      sum += __shfl_xor_sync(kFullWarp, sum, i * Kv::kFirstPeer);
+    if (Kv::peer(lane_id()) == 0) shared.sums[Shape::warp()][query] = sum;
+  }
+
+  __device__ float of_value(float weight, int i) const { return weight * values[i]; }
+};
 
 // Computes the tile's weights from its scores. Tokens whose bits in `present` are not set get the
 // weight 0. Weights are rounded before they are summed, so that those that the values are
-// multiplied with add up to one.
-template <int kHeadDim, int kHalves>
-__device__ inline void weigh_tile(const TileScores& scores, uint32_t present, float scale_log2,
-                                  SplitShared<kHeadDim, kHalves>& shared) {
-  using Shape = SplitShape<kHeadDim>;
-  const LaneId lane = lane_id();
-  LeftFragments<kHalves, Shape::kWarpGroupWarps>& fragments = shared.weights[Shape::warp_group()];
-  present >>= 2 * lane.t;
+// multiplied with add up to one; but in fp8, where they get the values' scales first, before that.
+template <typename Shape, int kHalves>
+__device__ inline void weigh_tile(const typename Shape::Kv::template Scores<kHalves>& scores,
+                                  uint32_t present, const TileFactors<Shape, kHalves>& factors,
+                                  SplitShared<Shape, kHalves>& shared) {
+  using Kv = typename Shape::Kv;
+  auto& fragments = shared.weights[Shape::warp_group()];
+  present >>= Kv::first_token();
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
-    float weights[4], high = -INFINITY;
+  for (int part = 0; part < Kv::template kParts<kHalves>; ++part) {
+    const int query = Kv::query(part);
+    const float query_factor = factors.query_factor(query);
+    float weights[kLaneTokens], high = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool is_there = (present >> (i / 2 * 8 + i % 2) & 1) != 0;
-      weights[i] = is_there ? scores[i / 2][2 * half + i % 2] * scale_log2 : -INFINITY;
+    for (int i = 0; i < kLaneTokens; ++i) {
+      const bool is_there = (present >> Kv::token(i) & 1) != 0;
+      weights[i] = is_there ? factors.score(scores.of(part, i), query_factor, i) : -INFINITY;
       high = fmaxf(high, weights[i]);
     }
 #pragma unroll
-    for (int offset = 1; offset < 4; offset *= 2)
-      high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, offset));
+    for (int i = 1; i < Kv::kPeers; i *= 2)
+      high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, i * Kv::kFirstPeer));
 #pragma unroll
     for (float& weight : weights) weight = weight2(weight, high);
-    const int query = half * kHalfQueries + lane.g;
+    factors.sum_up(weights, query);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      *fragments.word(query, Shape::warp_group_warp(), 8 * i + 2 * lane.t) =
-          pack_bf16(weights[2 * i], weights[2 * i + 1]);
+    for (int pair = 0; pair < kLaneTokens / 2; ++pair) {
+      *fragments.word(query, Shape::warp_group_warp() * Shape::kTileFragments + Kv::fragment(pair),
+                      Kv::column(pair)) =
+          Kv::pack(factors.of_value(weights[2 * pair], 2 * pair),
+                   factors.of_value(weights[2 * pair + 1], 2 * pair + 1));
     }
-    if (lane.t == 0) shared.high[Shape::warp()][query] = high;
+    if (Kv::peer(lane_id()) == 0) shared.high[Shape::warp()][query] = high;
   }
 }
 
-// What a lane holds of the sums of its warp's dims: for queries g and g + 8, dims 8 j + 2t and 8 j
-// + 2t + 1 for each j.
-template <int kHeadDim, int kHalves>
+// What a lane holds of the sums of its warp's dims, for each of its queries: pairs of dims that
+// follow one another.
+template <typename Shape, int kHalves>
 struct DimSoftmax {
-  using Shape = SplitShape<kHeadDim>;
-  static constexpr int kPieces = Shape::kWarpDims / 8;
+  using Kv = typename Shape::Kv;
+  static constexpr int kParts = Kv::template kParts<kHalves>,
+                       kPieces = Shape::kWarpDims / Kv::kPieceDims,
+                       kTileDims = Shape::kWarpDims / 16;  // of matrix instructions
   using Part = PartSoftmax<2 * kPieces>;
 
-  Part parts[kHalves];
+  Part parts[kParts];
 
   __device__ static int first_dim() { return Shape::warp_group_warp() * Shape::kWarpDims; }
-  __device__ static bool has_dims() { return first_dim() < kHeadDim; }
+  __device__ static bool has_dims() { return first_dim() < Shape::kHeadDim; }
   // The first of the two dims of a piece, which is a pair of sums.
-  __device__ static int dim(int piece) { return first_dim() + piece * 8 + lane_id().t * 2; }
-  __device__ static int query(int half) { return half * kHalfQueries + lane_id().g; }
+  __device__ static int dim(int piece) {
+    return first_dim() + piece * Kv::kPieceDims + Kv::peer(lane_id()) * 2;
+  }
+  __device__ static int query(int part) { return Kv::query(part); }
 
   __device__ void clear() {
 #pragma unroll
@@ -243,63 +263,72 @@ struct DimSoftmax {
 
   __device__ void add(const DimSoftmax& other) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) parts[half].add(other.parts[half]);
+    for (int part = 0; part < kParts; ++part) parts[part].add(other.parts[part]);
   }
 
   // Adds a step of the warp group: the weights in shared memory times the values in the slot.
-  __device__ void add_step(const SplitShared<kHeadDim, kHalves>& shared,
+  __device__ void add_step(const SplitShared<Shape, kHalves>& shared,
                            const unsigned char (&slot)[Shape::kWarps][Shape::kTileBytes]) {
-    constexpr uint32_t kOnes = 0x3f803f80;
-    const int lane = threadIdx.x % kWarpSize, token = lane % 16,
-              vector = first_dim() / kPack + lane / 16;
     const auto* tiles = slot + Shape::warp_group() * Shape::kWarpGroupWarps;
     const auto* high = shared.high + Shape::warp_group() * Shape::kWarpGroupWarps;
     if (!has_dims()) return;
     raise_high(high);
 #pragma unroll
     for (int tile = 0; tile < Shape::kWarpGroupWarps; ++tile) {
-      uint32_t weights[4];
-      shared.weights[Shape::warp_group()].load(weights, tile);
-      float share[kHalves], weight[4] = {};
+      uint32_t weights[Shape::kTileFragments][4];
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-        share[half] = weight2(high[tile][query(half)], parts[half].weight.high);
-      multiply_bf16(weight, weights,
-                    {kOnes, kOnes});  // the sum of weights is that of a dim whose values are 1
+      for (int i = 0; i < Shape::kTileFragments; ++i)
+        shared.weights[Shape::warp_group()].load(weights[i], tile * Shape::kTileFragments + i);
+      float share[kParts];
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-        parts[half].weight.sum = fmaf(share[half], weight[2 * half], parts[half].weight.sum);
+      for (int part = 0; part < kParts; ++part)
+        share[part] = weight2(high[tile][query(part)], parts[part].weight.high);
+      add_weights(shared, tile, weights, share);
 #pragma unroll
-      for (int pair = 0; pair < kPieces / 2; ++pair) {
-        uint32_t values[4];
-        load_matrices_transposed(values, &tiles[tile][Shape::place(token, vector + 2 * pair)]);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float product[4] = {};
-          multiply_bf16(product, weights, {values[2 * i], values[2 * i + 1]});
-#pragma unroll
-          for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              float& sum = parts[half].sum[2 * (2 * pair + i) + j];
-              sum = fmaf(share[half], product[2 * half + j], sum);
-            }
-          }
-        }
+      for (int dims = 0; dims < kTileDims; ++dims) {
+        const auto add = [&](int part, int i, float product) {
+          float& sum = parts[part].sum[2 * kPieces / kTileDims * dims + i];
+          sum = fmaf(share[part], product, sum);
+        };
+        Kv::template multiply<Shape, kHalves>(weights, tiles[tile], first_dim() / 16 + dims, add);
       }
     }
   }
 
  private:
+  // Adds a tile's weights, in fp8 as they were summed up; and turns shares of weights into those of
+  // products.
+  __device__ void add_weights(const SplitShared<Shape, kHalves>& shared, int tile,
+                              const uint32_t (&weights)[Shape::kTileFragments][4],
+                              float (&share)[kParts]) {
+    if constexpr (Kv::kIsScaled) {
+      const int warp = Shape::warp_group() * Shape::kWarpGroupWarps + tile;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        float& sum = parts[part].weight.sum;
+        sum = fmaf(share[part], shared.sums[warp][query(part)], sum);
+        share[part] *= shared.value_scales[warp];
+      }
+    } else {
+      constexpr uint32_t kOnes = 0x3f803f80;
+      float weight[4] = {};
+      multiply_bf16(weight, weights[0],
+                    {kOnes, kOnes});  // the sum of weights is that of a dim whose values are 1
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half)
+        parts[half].weight.sum = fmaf(share[half], weight[2 * half], parts[half].weight.sum);
+    }
+  }
+
   // Brings the sums to the highest score of all tiles so far, those of this step included.
   __device__ void raise_high(const float (*of_tile)[kHalves * kHalfQueries]) {
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      Part& part = parts[half];
+    for (int i = 0; i < kParts; ++i) {
+      Part& part = parts[i];
       float high = part.weight.high;
 #pragma unroll
       for (int tile = 0; tile < Shape::kWarpGroupWarps; ++tile)
-        high = fmaxf(high, of_tile[tile][query(half)]);
+        high = fmaxf(high, of_tile[tile][query(i)]);
       const float keep = weight2(part.weight.high, high);
       part.weight = {high, keep * part.weight.sum};
 #pragma unroll

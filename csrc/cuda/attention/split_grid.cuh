@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "common/gpu.h"
 #include "common/kv.h"
 #include "cuda/bf16.cuh"
 #include "cuda/divisor.cuh"
@@ -22,7 +23,7 @@ struct KvPlaces {
 };
 
 struct SplitCache {
-  Bf16 *k, *v;
+  Bf16 *k, *v;                // fp8: what they point to is bytes
   const int32_t* page_table;  // null: a row's only page is the row's index
   int32_t rows, num_pages, pages_per_row;
   int32_t capacity;  // positions of a row
@@ -38,12 +39,12 @@ struct SplitCache {
         pages_per_row(clamped(c.pages_per_row)),
         capacity(clamped(row_capacity(c))),
         page_size(std::max<int64_t>(c.page_size, 1)),
-        k_page(vectors(c.k_page_stride)),
-        k_token(vectors(c.k_token_stride)),
-        k_head(vectors(c.k_head_stride)),
-        v_page(vectors(c.v_page_stride)),
-        v_token(vectors(c.v_token_stride)),
-        v_head(vectors(c.v_head_stride)) {}
+        k_page(vectors(c, c.k_page_stride)),
+        k_token(vectors(c, c.k_token_stride)),
+        k_head(vectors(c, c.k_head_stride)),
+        v_page(vectors(c, c.v_page_stride)),
+        v_token(vectors(c, c.v_token_stride)),
+        v_head(vectors(c, c.v_head_stride)) {}
 
   // As kv_len() in common/kv.h.
   __device__ int32_t kv_len(const Token& token) const {
@@ -65,8 +66,13 @@ struct SplitCache {
     return page;
   }
 
+  // Where in its page a position is.
+  __device__ uint32_t token_of(int32_t position) const {
+    return position - page_size.divides(position) * page_size.of;
+  }
+
   __device__ KvPlaces places(int32_t page, int32_t head, int32_t position) const {
-    const uint32_t token = position - page_size.divides(position) * page_size.of;
+    const uint32_t token = token_of(position);
     const KvPlaces places = {page * k_page + token * k_token + head * k_head,
                              page * v_page + token * v_token + head * v_head};
     const bool is_there = static_cast<uint32_t>(page) < static_cast<uint32_t>(num_pages);
@@ -77,10 +83,10 @@ struct SplitCache {
   static int32_t clamped(int64_t n) {
     return static_cast<int32_t>(std::min<int64_t>(n, INT32_MAX));
   }
-  static uint32_t vectors(int64_t stride) { return static_cast<uint32_t>(stride / kPack); }
+  static uint32_t vectors(const KvCache& c, int64_t stride) {
+    return static_cast<uint32_t>(stride * kv_element_size(c, DType::kBF16) / kVectorBytes);
+  }
 };
-
-constexpr int kWarpGroupTokens = 64;  // positions that a warp group takes in a step
 
 // Vectors of tokens and heads, in the strides of a tensor.
 template <typename T>
@@ -117,6 +123,11 @@ struct SplitGrid {
   TokenHeads<const Bf16> q, k, v;
   TokenHeads<Bf16> out;
 
+  using Places = KvPlaces;
+  __device__ KvPlaces places(int32_t page, int32_t kv_head, int32_t position) const {
+    return cache.places(page, kv_head, position);
+  }
+
   __device__ int ranks() const { return 1 << rank_bits; }
   // The most of `things` that one rank gets.
   __device__ int each_rank(int things) const { return (things + ranks() - 1) >> rank_bits; }
@@ -128,6 +139,31 @@ struct SplitGrid {
   // Positions that a token attends to, if it is live.
   __device__ int32_t kv_len(int token) const {
     return cache.kv_len(load_token(decode_meta, token));
+  }
+};
+
+// The scales of keys and values in fp8, counted in 32 bits.
+struct KvScales {
+  float* base;
+  uint32_t page, head, values;  // strides: of pages, of KV heads, and from a key's to its value's
+
+  explicit KvScales(const KvCache& c)
+      : base(c.scales),
+        page(static_cast<uint32_t>(2 * c.scale_heads * c.page_size)),
+        head(static_cast<uint32_t>(c.page_size)),
+        values(static_cast<uint32_t>(c.scale_heads * c.page_size)) {}
+};
+
+// Of keys and values in fp8.
+struct ScaledGrid : SplitGrid {
+  KvScales scales;
+
+  struct Places : KvPlaces {
+    uint32_t scale;  // of the key
+  };
+  __device__ Places places(int32_t page, int32_t kv_head, int32_t position) const {
+    return {cache.places(page, kv_head, position),
+            page * scales.page + kv_head * scales.head + cache.token_of(position)};
   }
 };
 

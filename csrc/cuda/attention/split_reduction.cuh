@@ -10,17 +10,17 @@ namespace photon::cuda {
 constexpr int kPieceDims = 8, kPiecePairs = kPieceDims / 2;
 
 // Whether a CTA has a place, and a thread, for each pair of sums that it merges.
-template <int kHeadDim, int kHalves>
+template <typename Shape, int kHalves>
 bool can_reduce_in_cluster(int64_t queries, int ranks) {
-  return queries * ceil_div(kHeadDim / kPieceDims, ranks) * kPiecePairs <=
-         SplitShared<kHeadDim, kHalves>::kReductionPlaces;
+  return queries * ceil_div(Shape::kHeadDim / kPieceDims, ranks) * kPiecePairs <=
+         SplitShared<Shape, kHalves>::kReductionPlaces;
 }
 
-template <int kHeadDim, int kHalves>
+template <typename Shape, int kHalves>
 struct ClusterReduction {
-  using Sums = DimSoftmax<kHeadDim, kHalves>;
-  using Shared = SplitShared<kHeadDim, kHalves>;
-  static constexpr int kPieces = kHeadDim / kPieceDims;
+  using Sums = DimSoftmax<Shape, kHalves>;
+  using Shared = SplitShared<Shape, kHalves>;
+  static constexpr int kPieces = Shape::kHeadDim / kPieceDims;
   static_assert(kPieces >=
                 kFewSplits);  // every CTA merges something, and so stays until all has arrived
 
@@ -55,28 +55,31 @@ struct ClusterReduction {
   // One split's sums.
   __device__ void send(const Sums& sums, int split) const {
     if (!Sums::has_dims()) return;
-    const LaneId lane = lane_id();
+    using Kv = typename Shape::Kv;
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const int query = Sums::query(half);
+    for (int part = 0; part < Sums::kParts; ++part) {
+      const int query = Sums::query(part);
       if (query >= queries) continue;
-      const auto& part = sums.parts[half];
+      const auto& own = sums.parts[part];
 #pragma unroll
       for (int i = 0; i < Sums::kPieces; ++i) {
-        const int piece = Sums::first_dim() / kPieceDims + i;
+        const int piece = Sums::first_dim() / kPieceDims + i * (Kv::kPieceDims / kPieceDims) +
+                          Kv::peer(lane_id()) / kPiecePairs;
         float2* place =
             &shared.reduction
                  .sums[split]
                       [(query * grid.rank_pieces.of + (piece >> grid.rank_bits)) * kPiecePairs +
-                       lane.t];
-        send_to_block(&place->x, piece & (grid.ranks() - 1), part.sum[2 * i], part.sum[2 * i + 1],
+                       Kv::peer(lane_id()) % kPiecePairs];
+        send_to_block(&place->x, piece & (grid.ranks() - 1), own.sum[2 * i], own.sum[2 * i + 1],
                       &shared.reduction.arrived);
       }
-      const int to = SplitShape<kHeadDim>::warp_group_warp() * 4 +
-                     lane.t;  // all lanes of a query have the weight, and each sends it to one CTA
+      const int to =
+          Shape::warp_group_warp() * Kv::kPeers +
+          Kv::peer(
+              lane_id());  // all lanes of a query have the weight, and each sends it to one CTA
       if (to < grid.ranks()) {
-        send_to_block(&shared.reduction.weights[split][query].high, to, part.weight.high,
-                      part.weight.sum, &shared.reduction.arrived);
+        send_to_block(&shared.reduction.weights[split][query].high, to, own.weight.high,
+                      own.weight.sum, &shared.reduction.arrived);
       }
     }
   }

@@ -4,42 +4,47 @@
 // kernel of the chain writes.
 //
 // Four warps are a warp group. A step has 64 positions of a split for each warp group, and so a
-// tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows
-// of a tile hold their vectors of 16 bytes in an order of their own, so that the eight rows of a
-// matrix that ldmatrix reads lie in different banks.
+// tile of 16 positions for each warp (in fp8 128 and 32, as many bytes), which requests, awaits and
+// patches its own tiles alone. Rows of a tile hold their vectors of 16 bytes in an order of their
+// own, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
 #pragma once
+#include "cuda/attention/split_load.cuh"
 #include "cuda/attention/split_ranges.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
 
-constexpr int kTileTokens = 16;
-
-// How a CTA divides a head.
-template <int kHeadDim>
+// How a CTA divides a head of keys and values of this load stage (split_load.cuh).
+template <typename Kv_, int kHeadDim_>
 struct SplitShape {
-  static constexpr int kVectors = kHeadDim / kPack;  // of a row
-  static constexpr int kPitch = kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
+  using Kv = Kv_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kTileTokens = Kv::kTileTokens,
+                       kTileFragments = kTileTokens / 16;  // of 16 tokens
+  static constexpr int kVectors = kHeadDim / Kv::kVector;  // of a row
+  static constexpr int kPitch = kVectors <= 4 ? 4 : kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
   static constexpr int kTileBytes = kTileTokens * kPitch * 16;
-  static constexpr int kWarpGroupWarps = 4, kWarpGroupThreads = kWarpGroupWarps * kWarpSize;
+  static constexpr int kWarpGroupWarps = 4, kWarpGroupThreads = kWarpGroupWarps * kWarpSize,
+                       kWarpGroupTokens = kWarpGroupWarps * kTileTokens;
   static constexpr int kWarpGroups =
       kHeadDim <= 64 ? 2 : 1;  // of longer heads two need more registers than there are
   static constexpr int kWarps = kWarpGroups * kWarpGroupWarps, kThreads = kWarps * kWarpSize;
   static constexpr int kStepTokens = kWarpGroups * kWarpGroupTokens,
-                       kItemBits = kWarpGroups == 2 ? 7 : 6;  // a work item of splits is a step
+                       kItemBits = (kTileTokens == 16 ? 6 : 7) + kWarpGroups -
+                                   1;  // a work item of splits is a step
   static constexpr int kSlotBytes = kWarps * kTileBytes;
   // There is room for 96 KiB. What is requested before the kernel before has ended delays what that
   // one waits for: a step of the 0.6B, heads of 128, gains by two steps in the ring for three, and
   // one of the 1B, heads of 64, loses at 32 tokens (benchmarks/FINDINGS.md). Of heads of 256 three
-  // slots are the least.
-  static constexpr int kRingBytes = (kPitch == 16 ? 64 : 96) * 1024;
+  // slots are the least. In fp8 there is room for 64 KiB beside the scales.
+  static constexpr int kRingBytes =
+      (Kv::kIsScaled || (kHeadDim > 64 && kHeadDim <= 128) ? 64 : 96) * 1024;
   static constexpr int kSlots = kRingBytes / kSlotBytes;
   static constexpr int kWarpDims = (kHeadDim / kWarpGroupWarps + 15) / 16 *
                                    16;  // of values; a warp group's last warp may have none
 
-  static_assert(kWarpGroupTokens == kWarpGroupWarps * kTileTokens &&
-                kStepTokens == 1 << kItemBits && kSlots >= 3 && kHeadDim % kWarpDims == 0);
+  static_assert(kStepTokens == 1 << kItemBits && kSlots >= 3 && kHeadDim % kWarpDims == 0);
 
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
   __device__ static int warp_group() { return threadIdx.x / kWarpGroupThreads; }
@@ -48,24 +53,32 @@ struct SplitShape {
 
   // Where a vector of a tile is. Because rows are powers of two apart, an exclusive or with 16 i
   // leads from vector v to vector v + i, and from the order of row r to that of row r + i, where
-  // they have no bit in common; i is less than 8 for rows.
+  // they have no bit in common; i is less than 8 for rows. Of rows of four vectors two have the
+  // same order.
   __device__ static int place(int token, int vector) {
-    return (token * kPitch + (vector ^ token % 8)) * 16;
+    const int order = kPitch == 4 ? token / 2 % 4 : token % 8;
+    return (token * kPitch + (vector ^ order)) * 16;
   }
 };
 
 // Waits for all of the warp group.
-template <int kHeadDim>
+template <typename Shape>
 __device__ inline void sync_warp_group() {
   constexpr int kFirstWarpGroup = 1;  // number of its barrier
-  sync_threads(kFirstWarpGroup + SplitShape<kHeadDim>::warp_group(),
-               SplitShape<kHeadDim>::kWarpGroupThreads);
+  sync_threads(kFirstWarpGroup + Shape::warp_group(), Shape::kWarpGroupThreads);
 }
 
-template <int kHeadDim>
-struct RingMemory {
-  using Shape = SplitShape<kHeadDim>;
+// Of keys and values in fp8 the scales of both, which come with the keys.
+template <typename Shape, bool = Shape::Kv::kIsScaled>
+struct RingScales {};
 
+template <typename Shape>
+struct RingScales<Shape, true> {
+  TileScales<Shape::kTileTokens> scales[Shape::kSlots][Shape::kWarps];
+};
+
+template <typename Shape>
+struct RingMemory : RingScales<Shape> {
   alignas(1024) unsigned char slots[Shape::kSlots][Shape::kWarps][Shape::kTileBytes];
   uint32_t present[Shape::kSlots]
                   [Shape::kWarps];  // of keys: the bits of the positions that were in the cache
@@ -82,17 +95,17 @@ struct RingMemory {
 };
 
 // What requests the tiles of one warp.
-template <int kHeadDim, bool kMany>
+template <typename Shape, bool kMany>
 class KvRing {
  public:
-  using Shape = SplitShape<kHeadDim>;
-  using Memory = RingMemory<kHeadDim>;
+  using Memory = RingMemory<Shape>;
+  using Grid = typename Shape::Kv::Grid;
 
   // How often both refills have to be called to fill the ring before anything is read.
   static constexpr int kFills = Shape::kSlots / 2;
 
   // Begins with the CTA's first tile range, which is number 0.
-  __device__ KvRing(const SplitGrid& grid, const CtaRanges<kMany>& ranges, const RangeCursor& range,
+  __device__ KvRing(const Grid& grid, const CtaRanges<kMany>& ranges, const RangeCursor& range,
                     Memory& memory)
       : memory_(memory), ranges_(ranges) {
     open_range(grid, range);
@@ -103,7 +116,7 @@ class KvRing {
   // Called when all of the warp group, or of keys the warp, have read the oldest slot, which had
   // keys or values, or before anything has been requested for it: requests what comes into it.
   template <bool kHadKeys>
-  __device__ void refill(const SplitGrid& grid) {
+  __device__ void refill(const Grid& grid) {
     request<kHadKeys != kIsOdd>(grid);
   }
 
@@ -119,10 +132,11 @@ class KvRing {
 
  private:
   static constexpr bool kIsOdd = Shape::kSlots % 2 != 0;
+  static constexpr uint32_t kAllTokens = ~0u >> (kWarpSize - Shape::kTileTokens);
 
   // Keys come first, then the values that go with them. Every call is a group of copies.
   template <bool kKeys>
-  __device__ void request(const SplitGrid& grid) {
+  __device__ void request(const Grid& grid) {
     if constexpr (kKeys) find_places(grid);
     if (is_open_)
       copy(memory_.slots[slot_][Shape::warp()], kKeys ? grid.cache.k : grid.cache.v,
@@ -131,7 +145,7 @@ class KvRing {
     slot_ = Shape::following(slot_);
   }
 
-  __device__ void open_range(const SplitGrid& grid, const RangeCursor& range) {
+  __device__ void open_range(const Grid& grid, const RangeCursor& range) {
     if (threadIdx.x % kWarpSize == 0)
       memory_.ranges[opened_ % Memory::kRanges][Shape::warp()] = range;
     __syncwarp();
@@ -145,34 +159,46 @@ class KvRing {
 
   // This lane's position in the step that comes next.
   __device__ int32_t position() const {
-    return at_ + Shape::warp() * kTileTokens + static_cast<int32_t>(threadIdx.x % kTileTokens);
+    return at_ + Shape::warp() * Shape::kTileTokens +
+           static_cast<int32_t>(threadIdx.x % Shape::kTileTokens);
   }
 
   // Requests its page, which has arrived by the time its places are computed.
-  __device__ void request_page(const SplitGrid& grid) {
+  __device__ void request_page(const Grid& grid) {
     const int32_t at = position();
     page_ =
         grid.cache.request(grid.cache.pages_of(row_), row_, at, at < end_ && at != new_position_);
   }
 
   // Finds the places of the step that comes next, and goes on to the one after it.
-  __device__ void find_places(const SplitGrid& grid) {
+  __device__ void find_places(const Grid& grid) {
     is_open_ = has_more_;
     if (!has_more_) return;
-    places_ = grid.cache.places(page_, kv_head_, position());
+    places_ = grid.places(page_, kv_head_, position());
     const uint32_t present = __ballot_sync(kFullWarp, places_.k != kAbsent);
-    if (threadIdx.x % kWarpSize == 0)
-      memory_.present[slot_][Shape::warp()] = present % (1u << kTileTokens);
+    if (threadIdx.x % kWarpSize == 0) memory_.present[slot_][Shape::warp()] = present & kAllTokens;
+    if constexpr (Shape::Kv::kIsScaled) copy_scales(grid.scales);
     at_ += Shape::kStepTokens;
     if (at_ >= end_) open_next_range(grid);
     if (has_more_) request_page(grid);
   }
 
-  __device__ void open_next_range(const SplitGrid& grid) {
+  __device__ void open_next_range(const Grid& grid) {
     RangeCursor range = memory_.range(opened_);
     ranges_.advance(range);
     ++opened_;
     open_range(grid, range);
+  }
+
+  // Every lane has a position.
+  __device__ void copy_scales(const KvScales& scales) {
+    static_assert(Shape::kTileTokens == kWarpSize);
+    const int lane = threadIdx.x % kWarpSize;
+    const bool is_there = places_.k != kAbsent;
+    const float* key = scales.base + (is_there ? places_.scale : 0);
+    auto& to = memory_.scales[slot_][Shape::warp()];
+    async_copy<4>(&to.keys[lane], key, is_there);
+    async_copy<4>(&to.values[lane], key + scales.values, is_there);
   }
 
   // Copies a tile whose row i is at lane i's place; zeros where there is none.
@@ -184,7 +210,7 @@ class KvRing {
     const unsigned char* column = computed_now(reinterpret_cast<const unsigned char*>(base) +
                                                vector * 16);  // one addition a row
 #pragma unroll
-    for (int i = 0; i < kTileTokens; i += kRows) {
+    for (int i = 0; i < Shape::kTileTokens; i += kRows) {
       const uint32_t there = __shfl_sync(kFullWarp, place, row + i);
       const unsigned char* source = column + static_cast<size_t>(there != kAbsent ? there : 0) * 16;
       if (vector < Shape::kVectors)
@@ -200,8 +226,8 @@ class KvRing {
   int32_t at_, end_;                      // positions: of that step, and where its run ends
   int32_t new_position_, kv_head_, row_;  // of that run
   int32_t page_;                          // of that step
-  KvPlaces places_;       // of the step before, whose values may still be to be requested
-  bool is_open_ = false;  // there was such a step
+  typename Grid::Places places_;  // of the step before, whose values may still be to be requested
+  bool is_open_ = false;          // there was such a step
   int slot_ = 0;
 };
 

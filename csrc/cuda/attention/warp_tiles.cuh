@@ -15,13 +15,13 @@
 
 namespace photon::cuda {
 
-static_assert(kTileTokens == kRunTokens);
+constexpr int kTileTokens = kRunTokens;
 
 // How a one-warp CTA divides a head.
 template <int kHeadDim>
 struct WarpShape {
-  static constexpr int kTiles = kWarpGroupTokens / kTileTokens;  // of a step
-  static constexpr int kStepTokens = kWarpGroupTokens, kItemBits = 6;
+  static constexpr int kStepTokens = 64, kItemBits = 6;
+  static constexpr int kTiles = kStepTokens / kTileTokens;  // of a step
   static constexpr int kFragments = kHeadDim / 16, kVectors = kHeadDim / kPack;
   static constexpr int kSlices = kHeadDim / kKBlockColumns;
   static constexpr int kSliceBytes = kTileTokens * kKBlockColumns * 2;

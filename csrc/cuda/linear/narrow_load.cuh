@@ -145,9 +145,10 @@ struct Fp8Load : StoredX {
   __device__ static void decode(const uint32_t (&w)[kMatrices][4], int depth, uint32_t (&a)[4]) {
 #pragma unroll
     for (int rows = 0; rows < 2; ++rows) {
-      const uint32_t bytes = w[depth / 2][depth % 2 * 2 + rows];
-      a[rows] = e4m3_as_f16(bytes);
-      a[rows + 2] = e4m3_as_f16(bytes >> 16);
+      uint32_t pairs[2];
+      halves_of_e4m3(pairs, w[depth / 2][depth % 2 * 2 + rows]);
+      a[rows] = pairs[0];
+      a[rows + 2] = pairs[1];
     }
   }
   __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

@@ -82,7 +82,7 @@ using FourColumns = double __attribute__((vector_size(32)));
 
 // One rounding of the exact products' sum, which doubles hold nearly exactly; the hardware's own
 // order of summing is not documented.
-template <float (*kNumber)(uint16_t)>
+template <float (*kFrom)(uint16_t)>
 void complete_multiply(unsigned, void* const* payloads) {
   double a[16][16];
   FourColumns b[2][16], sums[2][16];
@@ -91,11 +91,11 @@ void complete_multiply(unsigned, void* const* payloads) {
     const int g = lane / 4, t = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
       for (int half = 0; half < 2; ++half)
-        a[g + i % 2 * 8][t + i / 2 * 8 + half] = kNumber(own.a[i] >> half * 16);
+        a[g + i % 2 * 8][t + i / 2 * 8 + half] = kFrom(own.a[i] >> half * 16 & 0xffffu);
     }
     for (int i = 0; i < 2; ++i) {
       for (int half = 0; half < 2; ++half)
-        b[g / 4][t + i * 8 + half][g % 4] = kNumber(own.b[i] >> half * 16);
+        b[g / 4][t + i * 8 + half][g % 4] = kFrom(own.b[i] >> half * 16 & 0xffffu);
     }
   }
   for (int row = 0; row < 16; ++row) {

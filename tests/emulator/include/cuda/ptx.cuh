@@ -145,15 +145,6 @@ inline void multiply_f16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (
   emulator::multiply_f16(d, a, b, site);
 }
 
-inline uint32_t e4m3_as_f16(uint32_t bytes) {
-  const auto one = [](uint32_t bits) -> uint32_t {
-    const uint32_t magnitude = bits & 0x7fu;
-    const float number = emulator::bit_cast<float>(magnitude << 20) * 0x1p120f;
-    return (bits & 0x80u) << 8 | (magnitude == 0x7fu ? 0x7fffu : emulator::float_to_f16(number));
-  };
-  return one(bytes) | one(bytes >> 8) << 16;
-}
-
 inline void load_matrices(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {
   emulator::load_matrices(registers, row, false, site);
 }
@@ -165,6 +156,16 @@ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row,
 
 inline uint32_t transpose_matrix(uint32_t rows, Site site = emulator::here()) {
   return emulator::transpose_matrix(rows, site);
+}
+
+// Their exponents are 8 apart.
+inline void halves_of_e4m3(uint32_t (&pairs)[2], uint32_t codes) {
+  const auto half = [codes](int i) -> uint32_t {
+    const uint32_t code = codes >> 8 * i & 255, sign = (code & 128) << 8;
+    if ((code & 127) == 127) return sign | 0x7fff;
+    return sign | emulator::float_to_f16(emulator::f16_to_float((code & 127) << 7) * 256.0f);
+  };
+  for (int i = 0; i < 2; ++i) pairs[i] = half(2 * i) | half(2 * i + 1) << 16;
 }
 
 // --- maths ---------------------------------------------------------------------------------------
