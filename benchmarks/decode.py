@@ -7,7 +7,8 @@ figure comes from a window of its own, so that what is added to see one does not
 plain steps for ms/step, the host's split, a second pipeline with timing events for the step gap,
 and on CUDA, after everything else, a profile for the node gap. Beside it stands a prediction: the
 floor, and NODE_US for each kernel of the step. `--quantize int4` rounds weights, "none" expands
-them, and the floor counts their bytes as they then lie in memory. `--timeline-cost` compares steps
+them, `--kv-dtype fp8` stores keys and values in fp8, and the floor counts bytes as they then lie in
+memory. `--timeline-cost` compares steps
 with the checks for a timeline, while none is recorded, and without. On a CPU the sizes are small:
 about a minute.
 
@@ -23,7 +24,7 @@ from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from statistics import fmean, median
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import torch
@@ -36,6 +37,8 @@ from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, agree, host_split, random_prompts, summary
 from benchmarks.floor import bytes_of, read_floor
+from photon_ext.checks import KvDtype
+from photon_ext.models.layers.buffers import kv_bytes_per_token
 from photon_ext.models.requantize import CHOICES
 from photon_ext.runtime import probe
 
@@ -69,6 +72,10 @@ class Bench:
     @property
     def on_cuda(self) -> bool:
         return self.weights.device.type == "cuda"
+
+    @property
+    def _kv_bytes_per_token(self) -> int:
+        return kv_bytes_per_token(self.config, self.weights.dtype, self.args.kv_dtype)
 
     @property
     def dtype(self) -> str:
@@ -138,9 +145,9 @@ class Bench:
 
     def through_engine(self, batch: int, way: str) -> dict[str, Any]:
         """Decode of whole requests, which the read floor of their mean context is beside."""
-        found = through_engine(self.config, self.weights, batch, way == "exact")
-        kv = self.config.kv_bytes_per_token(self.weights.dtype.itemsize)
-        nbytes = self.weights.bytes_per_step + batch * found["context"] * kv
+        exact, kv_dtype = way == "exact", self.args.kv_dtype
+        found = through_engine(self.config, self.weights, batch, exact, kv_dtype)
+        nbytes = self.weights.bytes_per_step + batch * found["context"] * self._kv_bytes_per_token
         return {**found, "floor_ms": nbytes / self.bytes_per_s * 1e3}
 
     def prefill(self, chunk: int, way: str) -> dict[str, Any]:
@@ -149,8 +156,8 @@ class Bench:
         return prefill_forward(self.config, self.weights, chunk, backend, way == "exact")
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
-        backend = cli.backend_of(self.args)
-        return Session(self.config, self.weights, prompts, new_tokens, backend=backend, **options)
+        options |= {"backend": cli.backend_of(self.args), "kv_dtype": self.args.kv_dtype}
+        return Session(self.config, self.weights, prompts, new_tokens, **options)
 
     def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:
         args, batch = self.args, len(prompts)
@@ -191,7 +198,7 @@ class Bench:
     ) -> dict[str, Any]:
         """Beside the read floor, and on CUDA beside the prediction."""
         weights = self.weights.bytes_per_step
-        kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
+        kv = round(batch * context * self._kv_bytes_per_token)
         floor = (weights + kv) / self.bytes_per_s * 1e3
         node_us = NODE_US[cli.backend_of(self.args)]
         return {
@@ -285,6 +292,7 @@ def arguments(given: list[str] | None) -> Namespace:
     add(
         "--quantize", choices=CHOICES, help="how weights lie in memory; default: as load_model does"
     )
+    add("--kv-dtype", choices=get_args(KvDtype), help="of keys and values; default: of the weights")
     add("--steps", type=number, help="steps per window at most")
     add("--warm-up", type=number, default=16, help="steps before the first window")
     add(

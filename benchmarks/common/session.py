@@ -10,7 +10,7 @@ from statistics import fmean, median
 import torch
 
 from benchmarks.common.result import BenchmarkError
-from photon_ext.checks import Backend
+from photon_ext.checks import Backend, KvDtype
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.kernel_plan import plan_for
@@ -39,6 +39,7 @@ class Session:
         backend: which kernels run; those made for Hopper where they fit.
         exact: prefill with our own linears, whose results do not depend on what else is in the
             step; torch's are faster for many tokens.
+        kv_dtype: of keys and values; None: that of the weights.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Session:
         blocking: bool = True,
         exact: bool = False,
         backend: Backend = "portable",
+        kv_dtype: KvDtype | None = None,
     ) -> None:
         self.batch = len(prompts)
         self.prompt_len = len(prompts[0])
@@ -80,6 +82,7 @@ class Session:
             page_size=PAGE_SIZE,
             num_pages=self.batch * pages,
             plan=plan_for(config, weights, backend, exact),
+            kv_dtype=kv_dtype,
         )
         self._logits: torch.Tensor | None = None  # of the step that was built last
         self.pipeline = Pipeline(
