@@ -27,10 +27,9 @@ struct Size {
   static constexpr int kTileBytes = 2 * kRowTileBytes;
   static constexpr int kScaleBytes = kTileRows * (Load::kScalePitch + Load::kZeroPitch);
   static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
-  // Where its K chunks come by tensor copies, no registers hold one ahead, and the CTA has its SM
-  // alone.
+  // Where its K chunks come by tensor copies, no registers hold one ahead.
   static constexpr bool kCopiesX = kTokenTiles > 2;
-  static constexpr int kResidents = kCopiesX ? 1 : 2;
+  static constexpr int kResidents = kTiles * kTokenTiles > 12 ? 1 : 2;  // of an SM, by registers
   static constexpr int kXBytes = kCopiesX ? kTokens * Load::kColumns * 2 : 0;  // of a warp
   static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
       kSlotBytes * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
