@@ -76,6 +76,7 @@ HOPPER = (
     "split_attention",
     "stream_linear",
     "large_linear",
+    "mid_stored",
     "narrow_stored",
     "warp_attention",
 )
@@ -108,6 +109,7 @@ CHAINED = (
     "step",
     "stream_linear",
     "large_linear",
+    "mid_stored",
     "narrow_stored",
     "warp_attention",
 )
