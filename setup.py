@@ -76,7 +76,6 @@ HOPPER = (
     "split_attention",
     "stream_linear",
     "large_linear",
-    "mid_stored",
     "narrow_stored",
     "warp_attention",
 )
@@ -109,7 +108,6 @@ CHAINED = (
     "step",
     "stream_linear",
     "large_linear",
-    "mid_stored",
     "narrow_stored",
     "warp_attention",
 )

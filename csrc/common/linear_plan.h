@@ -7,9 +7,8 @@
 namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
-// depend on the number of tokens. Of Hopper kernels kNarrow and kMidStored read weights of fewer
-// bits.
-enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch };
+// depend on the number of tokens. Of Hopper kernels kNarrow alone reads weights of fewer bits.
+enum class LinearKernel { kTile, kNarrow, kMid, kLarge, kBatch };
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".
 constexpr const char* name_of(LinearKernel kernel) {
@@ -20,8 +19,6 @@ constexpr const char* name_of(LinearKernel kernel) {
       return "narrow";
     case LinearKernel::kMid:
       return "mid";
-    case LinearKernel::kMidStored:
-      return "mid_stored";
     case LinearKernel::kLarge:
       return "large";
     case LinearKernel::kBatch:
@@ -31,8 +28,7 @@ constexpr const char* name_of(LinearKernel kernel) {
 }
 
 constexpr int64_t kNarrowTokens = 8, kMidTokens = 64;  // of a launch, at most
-constexpr int64_t kStoredTokens = 32;                  // of kNarrow, of a weight of fewer bits;
-constexpr int64_t kMidStoredTokens = 64;               // and of kMidStored
+constexpr int64_t kStoredTokens = 32;                  // the same of a weight of fewer bits
 constexpr int64_t kHopperColumns = 64;                 // columns come in multiples of this
 constexpr int64_t kHopperOutputs = 8;       // and outputs, where they are added or of a batch
 constexpr int64_t kMaxNormColumns = 16384;  // that are normalized: the norm's weight, or a token,
@@ -147,11 +143,8 @@ inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& 
   if (p.backend == Backend::kPortable) return {LinearKernel::kTile};
   if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
   if (is_batch_linear(p)) return {LinearKernel::kBatch};
-  if (p.weight.format != WeightFormat::kDense) {
-    if (p.tokens <= kStoredTokens) return {LinearKernel::kNarrow};
-    return {LinearKernel::kMidStored,
-            {p.tokens > kMidStoredTokens ? "in groups of 64 tokens" : nullptr}};
-  }
+  if (p.weight.format != WeightFormat::kDense)
+    return {LinearKernel::kNarrow, {p.tokens > kStoredTokens ? "in groups of 32 tokens" : nullptr}};
   if (p.tokens <= kMidTokens) return {kernel_of_group(p.tokens)};
   const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
   if (p.epilogue == Epilogue::kAdd || has_workspace) return {LinearKernel::kLarge};

@@ -37,7 +37,8 @@ ALL = sys.maxsize  # tokens: a bound that no step reaches
 OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for up to this many tokens
 FUSED_TOKENS = 64
-# and where all weights are of few bits: beyond it, decoding them for torch moves fewer bytes
+# and where all weights are of few bits: read anew for each 32 tokens, until decoding them for torch
+# moves fewer bytes
 STORED_FUSED_TOKENS = 64
 # Steps of these numbers of tokens go through the Hopper linears for a batch instead: faster than
 # the fused ones and than torch's products up to the size of a 4B, as fast with an 8B (FINDINGS)

@@ -203,3 +203,10 @@ def test_what_hopper_kernels_do_not_read_of_weights_of_fewer_bits(
     given = {"op": "norm_linear_into", "dtype": "bfloat16", "tokens": 1, "n": 64, "k": 512}
     kernel, found = _C.plan_linear(_C.Gpu(9, 0), **(given | asked))  # type: ignore[arg-type]
     assert (kernel, found) == ("tile", why)
+
+
+def test_weights_of_fewer_bits_have_the_narrow_kernel_for_32_tokens_at_a_time() -> None:
+    given = {"op": "norm_swiglu_into", "dtype": "bfloat16", "n": 64, "k": 512, "format": "fp8"}
+    for tokens, why in ((1, None), (32, None), (33, "in groups of 32 tokens")):
+        found = _C.plan_linear(_C.Gpu(9, 0), tokens=tokens, **given)  # type: ignore[arg-type]
+        assert found == ("narrow", why)

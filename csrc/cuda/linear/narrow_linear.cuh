@@ -203,14 +203,32 @@ struct Multiplier {
       }
     }
     if constexpr (kTakesSums) sum_up(x);
-    if constexpr (Load::kIsF16) round_tokens(x);
+    if constexpr (Load::kIsF16) round_to_f16(x);
   }
 
-  // For the scales, a lane has the powers of the tokens whose sums it has.
-  __device__ void round_tokens(XKChunk<Size>& x) {
+  // Each token's part of x is multiplied by a power of two, so that its largest number is just
+  // below 2^15: float16 has all of bfloat16's digits of what is above 2^-29 of that.
+  __device__ void round_to_f16(XKChunk<Size>& x) {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
-      const float inverse = round_to_f16(x.v[t]);
+      uint32_t pair = 0;
+#pragma unroll
+      for (int h = 0; h < kVectors; ++h) {
+        const uint4 v = x.v[t][h];
+        pair = larger_bf16(larger_bf16(larger_bf16(v.x, v.y), larger_bf16(v.z, v.w)), pair);
+      }
+      pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 1));
+      pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 2));
+      constexpr uint32_t kLeast = 15;  // of an exponent: its power's inverse is a number, too
+      const uint32_t exponent = max(max(pair & 0xffffu, pair >> 16) >> 7, kLeast);
+      const uint32_t power = (268 - exponent) << 7, powers = power << 16 | power;
+#pragma unroll
+      for (int h = 0; h < kVectors; ++h) {
+        uint4& v = x.v[t][h];
+        v = make_uint4(bf16_as_f16(times_bf16(v.x, powers)), bf16_as_f16(times_bf16(v.y, powers)),
+                       bf16_as_f16(times_bf16(v.z, powers)), bf16_as_f16(times_bf16(v.w, powers)));
+      }
+      const float inverse = __uint_as_float((exponent - 14) << 23);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         x_scales[t][j] = __shfl_sync(kFullWarp, inverse, (2 * thread + j) * 4);

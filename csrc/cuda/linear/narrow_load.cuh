@@ -64,31 +64,6 @@ __device__ inline void turn_words(uint4& v) {
   exchange_words(v.y, v.w, is_high, 2);
 }
 
-// What a lane has of a token's part of a K block, which four lanes hold, is multiplied by a power
-// of two, so that the largest number of the part is just below 2^15: float16 has all of bfloat16's
-// digits of what is above 2^-29 of that. Returns the power's inverse.
-template <int kVectors>
-__device__ inline float round_to_f16(uint4 (&x)[kVectors]) {
-  uint32_t pair = 0;
-#pragma unroll
-  for (int h = 0; h < kVectors; ++h) {
-    const uint4 v = x[h];
-    pair = larger_bf16(larger_bf16(larger_bf16(v.x, v.y), larger_bf16(v.z, v.w)), pair);
-  }
-  pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 1));
-  pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 2));
-  constexpr uint32_t kLeast = 15;  // of an exponent: its power's inverse is a number, too
-  const uint32_t exponent = max(max(pair & 0xffffu, pair >> 16) >> 7, kLeast);
-  const uint32_t power = (268 - exponent) << 7, powers = power << 16 | power;
-#pragma unroll
-  for (int h = 0; h < kVectors; ++h) {
-    uint4& v = x[h];
-    v = make_uint4(bf16_as_f16(times_bf16(v.x, powers)), bf16_as_f16(times_bf16(v.y, powers)),
-                   bf16_as_f16(times_bf16(v.z, powers)), bf16_as_f16(times_bf16(v.w, powers)));
-  }
-  return __uint_as_float((exponent - 14) << 23);
-}
-
 // bfloat16, which has no scales.
 struct DenseLoad {
   using Params = stream_linear::Params;

@@ -165,10 +165,6 @@ __device__ inline Pass pass_from(int first, int each, int all) {
   return {first, min(each, all - first)};
 }
 
-// Tells the compiler that a value is the same in all lanes: what is computed from it is then
-// computed and kept once for the warp.
-__device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
-
 // Where a lane reads and writes x in a K block of an 8-row tile. With group = lane / 4 and thread =
 // lane % 4 it has one row, and of that the columns 32 half + 8 thread .. + 7.
 struct LaneVectors {
