@@ -1,5 +1,5 @@
-// Pairs of bfloat16 in a register, as matrix instructions take them: the first element in the low
-// half.
+// Pairs of bfloat16, and of float16, in a register, as matrix instructions take them: the first
+// element in the low half.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -40,13 +40,16 @@ __device__ inline uint32_t larger_bf16(uint32_t a, uint32_t b) {
   return bits;
 }
 
-// As float16, each rounded.
-__device__ inline uint32_t bf16_as_f16(uint32_t pair) {
-  const __half2 rounded =
-      __floats2half2_rn(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+// Of float16.
+__device__ inline uint32_t pack_f16(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
   uint32_t bits;
-  memcpy(&bits, &rounded, sizeof(bits));
+  memcpy(&bits, &pair, sizeof(bits));
   return bits;
+}
+
+__device__ inline uint32_t bf16_as_f16(uint32_t pair) {
+  return pack_f16(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
 }  // namespace photon::cuda

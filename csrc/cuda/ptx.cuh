@@ -91,17 +91,6 @@ __device__ inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
   return v;
 }
 
-__device__ inline uint2 load_fresh_if(bool valid, const uint2* pointer) {
-  uint2 v;
-  asm volatile(
-      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %3, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\n"
-      "@valid ld.relaxed.gpu.global.v2.u32 {%0,%1}, [%2];\n}"
-      : "=&r"(v.x), "=&r"(v.y)
-      : "l"(pointer), "r"(static_cast<int>(valid))
-      : "memory");
-  return v;
-}
-
 __device__ inline int32_t load_fresh(const int32_t* pointer) {
   int32_t v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");

@@ -17,8 +17,6 @@
 #pragma once
 #include <cuda_fp16.h>
 
-#include <cstring>
-
 #include "cuda/attention/kv_pack.cuh"
 #include "cuda/attention/split_grid.cuh"
 #include "cuda/bf16.cuh"
@@ -193,12 +191,7 @@ struct Fp8Kv {
 
   __device__ static constexpr int fragment(int pair) { return pair; }
   __device__ static int column(int) { return 2 * lane_id().g; }
-  __device__ static uint32_t pack(float low, float high) {
-    const __half2 pair = __floats2half2_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof(bits));
-    return bits;
-  }
+  __device__ static uint32_t pack(float low, float high) { return pack_f16(low, high); }
 
   __device__ static int query_column(int dim) { return dim / 4 * 2 + dim % 4 / 2 * 8 + dim % 2; }
 

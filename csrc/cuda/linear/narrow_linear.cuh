@@ -419,8 +419,7 @@ struct Finish {
         pass.count * slot * 4 > partial_bytes && pass.first + pass.count == tiles;
     float* const partials = place<float>(uses_ring ? at.ring : at.partial);
     const int at_once =
-        (uses_ring ? p.stages * p.stage_bytes : partial_bytes) / (kWarps * kPartialPitch * 4) >>
-        column_bits;
+        (uses_ring ? p.stages * p.stage_bytes : partial_bytes) / kSlotBytes >> column_bits;
     const unsigned g = threadIdx.x % kRowTileRows, tokens = 1u << column_bits;
     if (pass.first > 0 || uses_ring)
       __syncthreads();  // all have read what the pass before left, and the ring

@@ -41,9 +41,6 @@ inline uint32_t masked_or(uint32_t bits, uint32_t mask, uint32_t ones) {
 inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
   return valid ? *pointer : uint4{0, 0, 0, 0};
 }
-inline uint2 load_fresh_if(bool valid, const uint2* pointer) {
-  return valid ? *pointer : uint2{0, 0};
-}
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
 inline uint4 load_once(const uint4* pointer) { return *pointer; }
 
