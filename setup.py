@@ -53,6 +53,7 @@ SLOWEST = (
     "attention.cu",
     "fp8_attention.cu",
     "chunk_attention.cu",
+    "fp8_chunk_attention.cu",
     "split_attention.cu",
     "fp8_split_attention.cu",
     "sample_bf16.cu",

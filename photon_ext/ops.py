@@ -1146,7 +1146,8 @@ def paged_attention_into(
         pdl: that kernel may start while those before it still run, and read decode_meta, counts and
             the page table: as in :func:`norm_linear_into`, none of them may write these. Everywhere
             else it changes nothing.
-        kv_scale: as in :func:`rope_append_kv_`; then no Hopper kernel runs.
+        kv_scale: as in :func:`rope_append_kv_`; then `hopper` takes head_dim 64, 96 or 128, and a
+            workspace changes nothing.
     """
     _paged_attention(
         *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),
@@ -1238,7 +1239,8 @@ def fused_attention_decode_into(
             pages of whole runs of 16 positions and 16-byte vectors in q, k and v, run a kernel that
             is faster, and whose order of summation depends on how many tokens there are and how
             long the others are, too. Everywhere else it changes nothing.
-        kv_scale: as in :func:`rope_append_kv_`, updated; then no Hopper kernel runs.
+        kv_scale: as in :func:`rope_append_kv_`, updated; then `hopper` takes head_dim 64, 96 or
+            128, and `batch` changes nothing.
     """
     _fused_attention_decode(
         *(

@@ -30,19 +30,22 @@ from photon_ext.models.rope import rope_tables
 
 DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "rope_append_kv_"
 WAYS = ("portable", "hopper")
-CHUNK_WAYS = (*WAYS, "balanced")  # with a workspace: dealt evenly to all SMs
+BALANCED = "balanced"  # Hopper's with a workspace: dealt evenly to all SMs
+FP8 = "fp8"  # Hopper's of keys and values in fp8
+CHUNK_WAYS = (*WAYS, BALANCED, FP8)
 MOST_CTAS = 256  # at least as many as a GPU has SMs
 APPEND_RUNS = 16
 CHECKED_TOKENS = 4  # the reference takes tokens one by one
 
 
 class Pages(NamedTuple):
-    """KV of several batches: k and v [pages, page size, kv heads, head_dim], and for each batch a
-    page table [1 + rows, pages per row]."""
+    """KV of several batches: k and v [pages, page size, kv heads, head_dim], for each batch a page
+    table [1 + rows, pages per row], and in fp8 scales [pages, 2, kv heads, page size]."""
 
     k: torch.Tensor
     v: torch.Tensor
     tables: torch.Tensor
+    scale: torch.Tensor | None = None
 
 
 def decode_groups(
@@ -71,23 +74,32 @@ def chunk_groups(setting: Setting, chunks: list[int], contexts: list[int]) -> It
 
 def _kv_bytes(at: Setting) -> int:
     """Bytes of one layer's KV."""
+    if at.way == FP8:
+        return 2 * at.batch * at.context * at.config.kv_heads * (at.config.head_dim + 4)
     return 2 * at.nbytes(at.batch, at.context, at.config.kv_size)
 
 
 def _memory(at: Setting) -> int:
-    """Pages for us, and contiguous KV for torch."""
-    return 2 * at.rotation.copies(_kv_bytes(at)) * _kv_bytes(at)
+    """Pages for us, and contiguous KV for torch; numbers in fp8 are made of wider ones."""
+    return (8 if at.way == FP8 else 2) * at.rotation.copies(_kv_bytes(at)) * _kv_bytes(at)
 
 
 def _pages(at: Setting) -> Pages:
     """Pages in random order. Row 0 is nobody's and has none."""
     copies, per_row = at.rotation.copies(_kv_bytes(at)), -(-at.context // PAGE_SIZE)
-    pages = copies * at.batch * per_row
-    shape = (pages, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
-    order = torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    count = copies * at.batch * per_row
+    shape = (count, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(torch.int32)
     tables = torch.full((copies, at.batch + 1, per_row), NO_PAGE, dtype=torch.int32)
     tables[:, 1:] = order.view(copies, at.batch, per_row)
-    return Pages(at.normal(*shape), at.normal(*shape, seed=1), tables.to(at.device))
+    pages = Pages(at.normal(*shape), at.normal(*shape, seed=1), tables.to(at.device))
+    return _in_fp8(pages) if at.way == FP8 else pages
+
+
+def _in_fp8(pages: Pages) -> Pages:
+    (k, of_k), (v, of_v) = map(reference.quantize_heads, (pages.k, pages.v))
+    scale = torch.stack([of_k.transpose(1, 2), of_v.transpose(1, 2)], dim=1)
+    return Pages(k, v, pages.tables, scale.contiguous())
 
 
 def _sdpa(at: Setting, name: str, query: torch.Tensor, mask: Any = None) -> Baseline:
@@ -178,18 +190,19 @@ def _chunk(at: Setting) -> Case:
     meta = at.ints([[7, first + i, first + i + 1, 1] for i in range(chunk)])
     segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
     given = (out, q, pages.k, pages.v, meta, segments)
-    options: dict[str, Any] = {"way": at.way}
-    if at.way == "balanced":
+    options: dict[str, Any] = {"way": "hopper" if at.way in (BALANCED, FP8) else at.way}
+    options["kv_scale"] = pages.scale
+    if at.way == BALANCED:
         words = ops.chunk_workspace_words(at.config.head_dim, MOST_CTAS)
-        workspace = torch.zeros(words, dtype=torch.float32, device=at.device)
-        options = {"way": "hopper", "workspace": workspace}
+        options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
     runs = [bind(CHUNK, *given, table, scale, **options) for table in pages.tables]
 
     def verify() -> float:
         runs[0]()
         some = torch.tensor(sorted({0, chunk // 3, chunk // 2, chunk - 1}), device=at.device)
         tables = meta[some], segments, pages.tables[0]
-        expected = reference.paged_attention(q[some], pages.k, pages.v, *tables, scale)
+        caches = pages.k, pages.v
+        expected = reference.paged_attention(q[some], *caches, *tables, scale, kv_scale=pages.scale)
         check_finite("chunk attention", out)
         return compare("chunk attention", out[some], expected)
 

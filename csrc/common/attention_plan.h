@@ -48,9 +48,10 @@ constexpr int64_t kFp8HeadDim = 128;        // of keys and values in fp8, at mos
 constexpr int64_t kSplitItemTokens = 64;    // positions of a work item of split attention, at least
 
 // Bytes of shared memory of a CTA of chunk attention with the smaller tiles: 64 rows of queries,
-// two tiles of 64 keys and two of values, and what it keeps of rows and dims.
-constexpr int64_t chunk_shared_bytes(int64_t head_dim) {
-  return (64 * 2 + 4 * 64 * 2 + 4) * head_dim + 1664;
+// two tiles of 64 keys and two of values, and what it keeps of rows and dims; of keys and values in
+// fp8 the scales of these tiles, too.
+constexpr int64_t chunk_shared_bytes(int64_t head_dim, bool fp8) {
+  return (64 * 2 + 4 * 64 * 2 + 4) * head_dim + 1664 + (fp8 ? 4 * 64 * 4 : 0);
 }
 
 constexpr const char* kHeadDims = "head_dim is none of 64, 96, 128 and 256";
@@ -59,8 +60,6 @@ constexpr bool has_split_head_dim(int64_t head_dim) {
   return head_dim == 64 || head_dim == 96 || head_dim == 128 || head_dim == 256;
 }
 
-constexpr const char* kFp8Kv =
-    "keys and values are fp8, which of chunks the portable kernel alone reads";
 constexpr const char* kFp8HeadDims =
     "keys and values are fp8, and head_dim is none of 64, 96 and 128";
 
@@ -162,7 +161,6 @@ inline KernelChoice<AttentionKernel> plan_attention(const FusedAttentionDecodePa
 // Why chunk attention does not take it, which runs on GPUs from 8.0 on.
 inline Unsupported chunk_attention_unsupported(const PagedAttentionParams& p, const Gpu& gpu) {
   if (gpu.major < 8) return {"the device's compute capability is below 8.0"};
-  if (p.cache.scales != nullptr) return {kFp8Kv};
   if (p.dtype != DType::kBF16) return {kNotBf16};
   const bool is_aligned =
       are_vector_aligned(p.out, p.q) && has_cache_vectors(p.cache, p.dtype) &&
@@ -174,9 +172,11 @@ inline Unsupported chunk_attention_unsupported(const PagedAttentionParams& p, co
   if (!(p.scale > 0.0f)) return {"scale is not above 0"};
   if (p.cache.num_pages == 0) return {"the cache has no pages"};
   if (!has_split_head_dim(p.head_dim)) return {kHeadDims, p.head_dim};
+  const bool fp8 = p.cache.scales != nullptr;
+  if (fp8 && p.head_dim > kFp8HeadDim) return {kFp8HeadDims, p.head_dim};
   if (p.q_heads > kChunkSharers * p.kv_heads)
     return {"a KV head has more than 64 query heads", p.q_heads / p.kv_heads};
-  if (gpu.shared_bytes < chunk_shared_bytes(p.head_dim))
+  if (gpu.shared_bytes < chunk_shared_bytes(p.head_dim, fp8))
     return {"the device has too little shared memory"};
   return {};
 }
@@ -184,6 +184,8 @@ inline Unsupported chunk_attention_unsupported(const PagedAttentionParams& p, co
 // Why balanced attention does not take what chunk attention takes.
 inline Unsupported balanced_attention_unsupported(const PagedAttentionParams& p, const Gpu& gpu) {
   if (const Unsupported device = hopper_unsupported(gpu)) return device;
+  if (p.cache.scales != nullptr)
+    return {"keys and values are fp8, which balanced attention does not read"};
   if (!is_vector_aligned(p.workspace)) return {"the workspace is not aligned to 16 bytes"};
   if (p.head_dim != 64 && p.head_dim != 128) return {"head_dim is neither 64 nor 128", p.head_dim};
   if (p.cache.page_size % kCopyTokens != 0)

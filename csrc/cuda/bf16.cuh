@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/ptx.cuh"
+
 namespace photon::cuda {
 
 using Bf16 = __nv_bfloat16;
@@ -27,6 +29,14 @@ __device__ inline uint32_t times_bf16(uint32_t a, uint32_t b) {
   uint32_t bits;
   memcpy(&bits, &product, sizeof(bits));
   return bits;
+}
+
+// Four e4m3 numbers, exactly: the lower two, the upper two. With sign, exponent and mantissa where
+// a bfloat16 has them, each is 2^-120 times itself, subnormal ones included. NaN is read as 480.
+__device__ inline void bf16_of_e4m3(uint32_t (&pairs)[2], uint32_t codes) {
+  constexpr uint32_t kPlaces = 0x87f087f0, kPower = 0x7b807b80;  // 2^120, twice
+  extend_bytes(pairs, codes);
+  for (uint32_t& pair : pairs) pair = times_bf16(pair << 4 & kPlaces, kPower);
 }
 
 // The larger of each two magnitudes; NaN is passed over.

@@ -334,6 +334,12 @@ __device__ inline uint32_t transpose_matrix(uint32_t rows) {
   return columns;
 }
 
+// Four signed bytes as 16 bits each: the lower two, the upper two.
+__device__ inline void extend_bytes(uint32_t (&pairs)[2], uint32_t bytes) {
+  asm("prmt.b32 %0, %1, 0, 0x9180;" : "=r"(pairs[0]) : "r"(bytes));
+  asm("prmt.b32 %0, %1, 0, 0xb3a2;" : "=r"(pairs[1]) : "r"(bytes));
+}
+
 // Four e4m3 numbers as float16: the lower two, the upper two.
 __device__ inline void halves_of_e4m3(uint32_t (&pairs)[2], uint32_t codes) {
   PHOTON_HOPPER(

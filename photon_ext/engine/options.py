@@ -56,8 +56,8 @@ class EngineOptions:
             free memory holds, or half of a CPU's.
         kv_dtype: "fp8" stores keys and values as e4m3 numbers, with a float32 scale for each token
             and KV head: the same memory has nearly twice the pages of a bfloat16 model, and answers
-            differ a little. On a GPU the Hopper kernel of decode rows reads them; prompts attend
-            by the portable kernel. None: they have the dtype of the model.
+            differ a little. On a GPU the Hopper kernel of decode rows reads them, and chunk
+            attention of prompts. None: they have the dtype of the model.
         chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
             that fits there; else 256.
         prefill: "mixed": every step has all decode rows. Beside them are as many prompt tokens as

@@ -127,7 +127,7 @@ def test_a_plan_says_why_a_kernel_is_not_the_one_that_was_asked_for(
     assert "an engine with exact=True refuses this: q, k, v: the dtype is not bfloat16" in out
 
 
-def test_a_plan_of_keys_and_values_in_fp8_runs_portable_attention_of_prompts_and_says_why(
+def test_a_plan_of_keys_and_values_in_fp8_runs_chunk_attention_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fp8 = ("--plan", "qwen3-4b", "--device", "h200", "--kv-dtype", "fp8")
@@ -135,9 +135,9 @@ def test_a_plan_of_keys_and_values_in_fp8_runs_portable_attention_of_prompts_and
     assert out.startswith("qwen3-4b in bfloat16, keys and values in fp8 on h200: backend hopper\n")
     lines = [line.split() for line in out.splitlines()]
     assert ["attention", *["split_attention"] * 4] in lines
-    assert ["attention", "of", "chunks", *["attention*"] * 4] in lines
-    why = "keys and values are fp8, which of chunks the portable kernel alone reads"
-    assert f"* attention (attention of chunks): {why}" in out
+    assert ["attention", "of", "chunks", *["chunk_attention*"] * 4] in lines
+    why = "keys and values are fp8, which balanced attention does not read"
+    assert f"* chunk_attention (attention of chunks): {why}" in out
     _, out, _ = run(capsys, "info", *fp8, "--json")
     assert json.loads(out)["kv_dtype"] == "fp8"
     _, _, err = run(capsys, "info", "--kv-dtype", "fp8")

@@ -67,9 +67,7 @@ def test_tokens_do_not_depend_on_pages(tmp_path: Path) -> None:
 
 @pytest.mark.emulated
 def test_tokens_do_not_depend_on_the_traffic_with_hopper_kernels_around(tmp_path: Path) -> None:
-    """In bfloat16, where attention runs its portable kernels: preempted, and behind cached
-    prompts.
-    """
+    """In bfloat16, by split attention and chunk attention: preempted, and behind cached prompts."""
     prompts = [[*prompt_of(16, CONFIG.vocab, n // 2), *range(n + 1)] for n in range(6)]
     params = [
         SamplingParams(max_new_tokens=40, temperature=0.7 * (n % 2), seed=n, ignore_eos=True)

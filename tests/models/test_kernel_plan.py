@@ -200,18 +200,18 @@ def test_heads_that_attention_does_not_take_are_named() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_of_keys_and_values_in_fp8_prompts_attend_by_the_portable_kernel(exact: bool) -> None:
+def test_keys_and_values_in_fp8_are_read_by_split_and_chunk_attention(exact: bool) -> None:
     """Everything else stays as it is, but for CTAs of one warp; nor is there a workspace to deal
     chunks out evenly.
     """
     config = NAMED_SHAPES["qwen3-4b"]
     plan = plan_kernels(config, H200, "bfloat16", exact=exact)
     entries = step_kernels(Setting(config, H200, "bfloat16", plan, fp8_kv=True))
-    why = "keys and values are fp8, which of chunks the portable kernel alone reads"
+    why = "keys and values are fp8, which balanced attention does not read"
     attention = [entry for entry in entries if entry.op.startswith("attention")]
     assert {(entry.op, entry.kernel, entry.why) for entry in attention} == {
         ("attention", "split_attention", None),
-        ("attention of chunks", "attention", why),
+        ("attention of chunks", "chunk_attention", None if exact else why),
         ("attention of decode rows", "split_attention", None),
     }
     others = [entry for entry in table(config, exact=exact) if not entry.op.startswith("attention")]
@@ -220,6 +220,24 @@ def test_of_keys_and_values_in_fp8_prompts_attend_by_the_portable_kernel(exact: 
     portable = replace(plan, hopper=False)
     entries = step_kernels(Setting(config, H200, "bfloat16", portable, fp8_kv=True))
     assert all(entry.why is None for entry in entries if entry.op.startswith("attention"))
+
+
+def test_keys_and_values_in_fp8_of_other_heads_and_gpus() -> None:
+    config = NAMED_SHAPES["qwen3-4b"]
+    op = "chunks", "attention of chunks"
+
+    def entries(config: ModelConfig, target: Target) -> list[Entry]:
+        plan = plan_kernels(config, target, "bfloat16", "hopper", exact=True)
+        return step_kernels(Setting(config, target, "bfloat16", plan, fp8_kv=True))
+
+    for head_dim in (64, 96):
+        found = entries(replace(config, head_dim=head_dim), H200)
+        assert runs(found, *op) == [(1, None, "chunk_attention")]
+    found = entries(replace(config, head_dim=256), H200)
+    assert runs(found, *op) == [(1, None, "attention")]
+    (why,) = {entry.why for entry in found if entry.op == op[1]}
+    assert why == "keys and values are fp8, and head_dim is none of 64, 96 and 128 (256)"
+    assert runs(entries(config, A100), *op) == [(1, None, "chunk_attention")]
 
 
 def test_on_a_cpu_nothing_goes_through_torch() -> None:

@@ -240,6 +240,15 @@ def test_what_a_tensor_copy_does_not_take_runs_chunk_attention(
     assert_same_bits(balanced, expected)
 
 
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_keys_and_values_in_fp8_run_chunk_attention(device: str, head_dim: int) -> None:
+    spans = [(1, 60, 64)]
+    cache = filled_rows(spans, 1, head_dim, device, fp8=True)
+    q, step = queries(64, 4, head_dim, device), tokens_and_segments(spans, device)
+    balanced = attend(q, cache, *step, make_workspace(head_dim, device))
+    assert_same_bits(balanced, attend(q, cache, *step, None))
+
+
 def test_a_step_of_too_many_tokens_runs_chunk_attention(device: str) -> None:
     spans = [(1, 0, 5)]
     cache, q = filled_rows(spans, 1, 64, device), queries(MOST_TOKENS + 1, 1, 64, device)

@@ -1,5 +1,5 @@
 """paged_attention_into with hopper=True: chunks by matrix instructions, near the float64 reference
-and free of what else is in the step.
+and free of what else is in the step; keys and values in bfloat16, and in fp8.
 
 On the CPU `hopper` changes nothing, and these tests hold for the portable kernel; they are written
 for the CUDA one, on a GPU or emulated.
@@ -8,6 +8,7 @@ for the CUDA one, on a GPU or emulated.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,13 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
-from tests.ops.caches import Cache, contiguous_cache, paged_cache, tokens_and_segments
+from tests.ops.caches import (
+    Cache,
+    Fp8Cache,
+    contiguous_cache,
+    paged_cache,
+    tokens_and_segments,
+)
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 
 BF16 = torch.bfloat16
@@ -25,6 +32,7 @@ GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
 CONTEXTS = [0, 1, 15, 64, 100, 1100]
 PAGE_SIZES = [16, 64, 1, 23]
+FP8 = pytest.mark.parametrize("fp8", [False, True])  # keys and values
 WHOLE_KEYS = 1024  # of the longest context that is not cut
 Span = tuple[int, int, int]  # row, first position, tokens
 
@@ -39,7 +47,12 @@ def queries(num_tokens: int, q_heads: int, head_dim: int, device: str, seed: int
 
 
 def filled_rows(
-    spans: list[Span], kv_heads: int, head_dim: int, device: str, page_size: int = 16
+    spans: list[Span],
+    kv_heads: int,
+    head_dim: int,
+    device: str,
+    page_size: int = 16,
+    fp8: bool = False,
 ) -> Cache:
     """A cache whose rows hold just the positions that the spans reach; the rest is NaN.
 
@@ -56,7 +69,20 @@ def filled_rows(
     for row, end in ends.items():
         if row:
             cache.fill(row, end, seed=row)
-    return cache
+    return Fp8Cache.of(cache) if fp8 else cache
+
+
+def spoil(cache: Cache, row: int, position: int, bad: float, column: int | None = None) -> None:
+    """Makes a value not finite, in one column; None: in all of them, and its key, too. In fp8 the
+    scale is spoiled, and so are all columns.
+    """
+    page, token = cache.place(row, position)
+    if isinstance(cache, Fp8Cache):
+        cache.scale[page, slice(None) if column is None else 1, :, token] = bad
+    elif column is None:
+        cache.k[page, token] = cache.v[page, token] = bad
+    else:
+        cache.v[page, token, :, column] = bad
 
 
 def attend(
@@ -70,7 +96,8 @@ def attend(
 ) -> Tensor:
     out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
     arguments = out, q, cache.k, cache.v, meta, segments, cache.page_table
-    ops.paged_attention_into(*arguments, scale or q.shape[2] ** -0.5, hopper, workspace=workspace)
+    scale = scale or q.shape[2] ** -0.5
+    ops.paged_attention_into(*arguments, scale, hopper, workspace=workspace, **cache.scaled())
     return out
 
 
@@ -99,11 +126,12 @@ def check_near_the_reference(
     device: str,
     page_size: int = 16,
     workspace: Tensor | None = None,
+    fp8: bool = False,
 ) -> None:
     meta, segments = tokens_and_segments(spans, device, dead_after=3)
     segments = torch.cat([segments, torch.zeros_like(segments[:2])])  # a bucket's unused segments
     q = queries(len(meta), group * kv_heads, head_dim, device)
-    cache = filled_rows(spans, kv_heads, head_dim, device, page_size)
+    cache = filled_rows(spans, kv_heads, head_dim, device, page_size, fp8)
     out = attend(q, cache, meta, segments, workspace=workspace)
     expected = expected_of(q, cache, meta, segments)
     dead = meta[:, Meta.LENGTH] == 0
@@ -118,7 +146,10 @@ def check_near_the_reference(
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
+@FP8
+def test_mixed_steps_are_near_the_float64_reference(
+    device: str, fp8: bool, head_dim: int, group: int
+) -> None:
     """Two chunks, decode tokens, a dead segment and padding; the sizes go round, so that each
     meets each in some case.
     """
@@ -126,31 +157,34 @@ def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, 
     chunk, other = CHUNKS[case % 8], CHUNKS[(3 * case + 1) % 7]
     context, other_context = CONTEXTS[case % 5], CONTEXTS[(case + 2) % 5]
     spans = [(2, context, chunk), (1, 40, 1), (0, 0, 1), (4, 77, 1), (3, other_context, other)]
-    check_near_the_reference(spans, group, 1 + case % 2, head_dim, device, PAGE_SIZES[case % 4])
+    page_size = PAGE_SIZES[case % 4]
+    check_near_the_reference(spans, group, 1 + case % 2, head_dim, device, page_size, fp8=fp8)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("chunk", CHUNKS)
+@FP8
 def test_chunks_over_contexts_are_near_the_float64_reference(
-    device: str, chunk: int, context: int
+    device: str, fp8: bool, chunk: int, context: int
 ) -> None:
     case = CHUNKS.index(chunk) + CONTEXTS.index(context)
-    check_near_the_reference(
-        [(1, context, chunk)], 1 + case % 3, 1, HEAD_DIMS[case % 3], device, PAGE_SIZES[case % 4]
-    )
+    sizes = 1 + case % 3, 1, HEAD_DIMS[case % 3]
+    check_near_the_reference([(1, context, chunk)], *sizes, device, PAGE_SIZES[case % 4], fp8=fp8)
 
 
-def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> None:
+@FP8
+def test_many_rows_of_one_token_are_near_the_float64_reference(device: str, fp8: bool) -> None:
     spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
-    check_near_the_reference(spans, 4, 2, 64, device)
+    check_near_the_reference(spans, 4, 2, 64, device, fp8=fp8)
 
 
 @pytest.mark.emulated_later(head_dim=(96, 128, 256))
 @pytest.mark.parametrize("sms", [4, 1000])
 @pytest.mark.parametrize("context", [200, WHOLE_KEYS - 40, 1780])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@FP8
 def test_contexts_in_parts_are_near_the_float64_reference(
-    device: str, head_dim: int, context: int, sms: int, monkeypatch: pytest.MonkeyPatch
+    device: str, fp8: bool, head_dim: int, context: int, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within a chunk the number of parts changes, and where they begin; a second row has fewer,
     and a third is not cut.
@@ -158,27 +192,47 @@ def test_contexts_in_parts_are_near_the_float64_reference(
     set_sms(monkeypatch, device, sms)
     group = 1 + HEAD_DIMS.index(head_dim)
     spans = [(1, context, 80), (2, 1, 1), (0, 0, 1), (3, context // 2, 3)]
-    check_near_the_reference(spans, group, 1, head_dim, device)
+    check_near_the_reference(spans, group, 1, head_dim, device, fp8=fp8)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_contiguous_cache(device: str, head_dim: int) -> None:
+@FP8
+def test_a_contiguous_cache(device: str, fp8: bool, head_dim: int) -> None:
     cache = contiguous_cache(3, 90, 2, head_dim, BF16, device)
     cache.fill(1, 80, seed=1)
     cache.fill(2, 21, seed=2)
+    cache = Fp8Cache.of(cache) if fp8 else cache
     q, spans = queries(71, 6, head_dim, device), [(2, 20, 1), (1, 10, 70)]
     step = (q, cache, *tokens_and_segments(spans, device))
     assert_close(attend(*step), expected_of(*step), slack=2)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9])
-def test_scores_of_any_size(device: str, scale: float) -> None:
+@FP8
+def test_scores_of_any_size(device: str, fp8: bool, scale: float) -> None:
     """Up to some hundreds, where a softmax that does not subtract the maximum overflows; and all
     alike.
     """
-    cache = filled_rows([(1, 200, 70)], 1, 64, device)
+    cache = filled_rows([(1, 200, 70)], 1, 64, device, fp8=fp8)
     q = 12 * queries(70, 2, 64, device)
     step = (q, cache, *tokens_and_segments([(1, 200, 70)], device), scale)
+    assert_close(attend(*step), expected_of(*step), slack=2)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("power", [-60, 60])
+def test_keys_and_values_in_fp8_of_any_size(device: str, power: int, head_dim: int) -> None:
+    """All numbers of e4m3 are among the codes, and magnitudes of positions are far apart."""
+    spans = [(1, 100, 70)]
+    cache = filled_rows(spans, 2, head_dim, device)
+    for row, end in [(1, 170)]:
+        for position in range(end):
+            place = cache.place(row, position)
+            cache.k[place] *= 2.0 ** (position % 3 - power)
+            cache.v[place] *= 2.0 ** (position % 9 + power)
+    fp8, q = Fp8Cache.of(cache), queries(70, 4, head_dim, device) * 2.0**power
+    fp8.k.view(torch.uint8)[fp8.place(1, 7)][:, :2] = ints([1, 0x87], device).byte()
+    step = (q, fp8, *tokens_and_segments(spans, device))
     assert_close(attend(*step), expected_of(*step), slack=2)
 
 
@@ -188,8 +242,9 @@ def test_scores_of_any_size(device: str, scale: float) -> None:
 @pytest.mark.parametrize(
     ("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (128, 8), (256, 2), (64, 16)]
 )
+@FP8
 def test_a_prompt_has_the_same_bits_however_it_is_cut(
-    device: str, head_dim: int, group: int
+    device: str, fp8: bool, head_dim: int, group: int
 ) -> None:
     """One chunk, several, single tokens, among other rows and alone; in few tokens and in many,
     over pages of other sizes.
@@ -197,7 +252,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
     context, num_tokens, kv_heads = 30, 150, 2
     whole = [(1, context, num_tokens)]
     cache, q = (
-        filled_rows(whole, kv_heads, head_dim, device),
+        filled_rows(whole, kv_heads, head_dim, device, fp8=fp8),
         queries(num_tokens, group * kv_heads, head_dim, device),
     )
     together = attend(q, cache, *tokens_and_segments(whole, device))
@@ -212,7 +267,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
             assert_same_bits(part, together[begin:end])
 
     spans = [(3, 0, 5), (1, context, num_tokens), (2, 90, 1), (4, 9, 70)]
-    crowd = filled_rows(spans, kv_heads, head_dim, device, page_size=23)
+    crowd = filled_rows(spans, kv_heads, head_dim, device, 23, fp8)
     all_q = torch.cat(
         [
             queries(5, group * kv_heads, head_dim, device, 1),
@@ -225,16 +280,17 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(
     )
 
 
-@pytest.mark.emulated_later(head_dim=(96, 128, 256))
+@pytest.mark.emulated_later(fp8=(True,), head_dim=(96, 128, 256))
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@FP8
 def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(
-    device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+    device: str, fp8: bool, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many tokens are cut into larger tiles than few are, by the number of sms."""
     sms = set_sms(monkeypatch, device, 40)
     num_tokens, heads = -(-sms * 128 // 16) + 5, 16
     cache, q = (
-        filled_rows([(1, 3, num_tokens)], 2, head_dim, device),
+        filled_rows([(1, 3, num_tokens)], 2, head_dim, device, fp8=fp8),
         queries(num_tokens, heads, head_dim, device),
     )
     spans = [(1, 3 + begin, min(13, num_tokens - begin)) for begin in range(0, num_tokens, 13)]
@@ -246,8 +302,9 @@ def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(
 
 @pytest.mark.parametrize("context", [190, WHOLE_KEYS - 80, 1730])
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (256, 2)])
+@FP8
 def test_a_long_context_has_the_same_parts_in_every_step(
-    device: str, head_dim: int, group: int, context: int, monkeypatch: pytest.MonkeyPatch
+    device: str, fp8: bool, head_dim: int, group: int, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the prompt is cut, beside rows whose contexts are shorter and longer, and in a
     table that has room for longer ones.
@@ -255,7 +312,8 @@ def test_a_long_context_has_the_same_parts_in_every_step(
     set_sms(monkeypatch, device, 40)
     num_tokens = 150
     whole = [(1, context, num_tokens)]
-    cache, q = filled_rows(whole, 1, head_dim, device), queries(num_tokens, group, head_dim, device)
+    cache = filled_rows(whole, 1, head_dim, device, fp8=fp8)
+    q = queries(num_tokens, group, head_dim, device)
     together = attend(q, cache, *tokens_and_segments(whole, device))
     for begin, end in pairwise([0, 1, 7, 64, 130, 150]):
         part = attend(
@@ -263,7 +321,7 @@ def test_a_long_context_has_the_same_parts_in_every_step(
         )
         assert_same_bits(part, together[begin:end])
     spans = [(3, 0, 2), (1, context, num_tokens), (2, 2300, 3)]
-    crowd = filled_rows(spans, 1, head_dim, device, page_size=23)
+    crowd = filled_rows(spans, 1, head_dim, device, 23, fp8)
     all_q = torch.cat(
         [queries(2, group, head_dim, device, 1), q, queries(3, group, head_dim, device, 2)]
     )
@@ -272,12 +330,18 @@ def test_a_long_context_has_the_same_parts_in_every_step(
     )
 
 
-@pytest.mark.emulated_later(head_dim=(96, 128, 256), context=(1100,))
+@pytest.mark.emulated_later(fp8=(True,), head_dim=(96, 128, 256), context=(1100,))
 @pytest.mark.parametrize("context", [WHOLE_KEYS - 40, 1100], ids=["some cut", "all cut"])
 @pytest.mark.parametrize("num_tokens", [23, 90])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@FP8
 def test_a_chunk_has_the_same_bits_whatever_rides_along(
-    device: str, head_dim: int, num_tokens: int, context: int, monkeypatch: pytest.MonkeyPatch
+    device: str,
+    fp8: bool,
+    head_dim: int,
+    num_tokens: int,
+    context: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Alone, among other chunks, after many decode tokens, in a bucket, and in a table that has
     room for longer contexts.
@@ -296,7 +360,8 @@ def test_a_chunk_has_the_same_bits_whatever_rides_along(
 
     def in_step(before: list[Span], after: list[Span], unused: int = 0, dead: int = 0) -> Tensor:
         spans = [*before, chunk, *after]
-        cache, first = filled_rows(spans, 2, head_dim, device), sum(span[2] for span in before)
+        cache = filled_rows(spans, 2, head_dim, device, fp8=fp8)
+        first = sum(span[2] for span in before)
         meta, segments = tokens_and_segments(spans, device, dead_after=dead)
         step_q = torch.cat([crowd_q[:first], q, crowd_q[: len(meta) - first - num_tokens]])
         return attend(
@@ -314,8 +379,9 @@ def test_a_chunk_has_the_same_bits_whatever_rides_along(
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@FP8
 def test_clusters_take_one_tile_after_another(
-    device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+    device: str, fp8: bool, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More tiles with long contexts than the device has clusters at a time, some with short ones
     between them: every token has the bits that it has as a chunk of its own.
@@ -324,7 +390,8 @@ def test_clusters_take_one_tile_after_another(
     contexts = [1400, 30, 1030, 1200, WHOLE_KEYS - 7] * (1 if device == "cpu" else 12)
     spans = [(row + 1, context, 11) for row, context in enumerate(contexts)]
     meta, segments = tokens_and_segments(spans, device)
-    cache, q = filled_rows(spans, 2, head_dim, device), queries(len(meta), 8, head_dim, device)
+    cache = filled_rows(spans, 2, head_dim, device, fp8=fp8)
+    q = queries(len(meta), 8, head_dim, device)
     together = attend(q, cache, meta, segments)
     for index in range(0, len(meta), 7):
         own = slice(index, index + 1)
@@ -335,12 +402,14 @@ def test_clusters_take_one_tile_after_another(
     assert_close(together, expected_of(q, cache, meta, segments), slack=2)
 
 
-def test_tokens_of_any_length_share_a_tile(device: str) -> None:
+@FP8
+def test_tokens_of_any_length_share_a_tile(device: str, fp8: bool) -> None:
     """Tokens of one row out of order, long ones beside short and dead ones: each has the bits
     that it has alone.
     """
     lengths = [1700, 1, 0, 640, 257, 1793, 256, 64, 2000, 0, 65, 1200]
-    cache, q = filled_rows([(1, 0, 2000)], 2, 64, device), queries(len(lengths), 4, 64, device)
+    cache = filled_rows([(1, 0, 2000)], 2, 64, device, fp8=fp8)
+    q = queries(len(lengths), 4, 64, device)
     meta = ints([[7, max(length - 1, 0), length, 1] for length in lengths], device)
     segments = ints([[1, 0, len(lengths), 0]], device)
     together = attend(q, cache, meta, segments)
@@ -382,15 +451,15 @@ def test_segments_change_no_bit(device: str, segments: list[list[int]], context:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@FP8
 def test_what_a_later_position_holds_reaches_no_earlier_token(
-    device: str, head_dim: int, bad: float
+    device: str, fp8: bool, head_dim: int, bad: float
 ) -> None:
     spans, later = [(1, 40, 60)], 75
-    cache, q = filled_rows(spans, 2, head_dim, device), queries(60, 6, head_dim, device)
+    cache, q = filled_rows(spans, 2, head_dim, device, fp8=fp8), queries(60, 6, head_dim, device)
     step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
-    cache.k[cache.place(1, later)] = bad
-    cache.v[cache.place(1, later)] = bad
+    spoil(cache, 1, later, bad)
     after = attend(q, cache, *step)
     assert_same_bits(after[: later - 40], before[: later - 40])
     assert not after[later - 40 :].isfinite().any()
@@ -398,23 +467,25 @@ def test_what_a_later_position_holds_reaches_no_earlier_token(
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("later", [3, 480, 1112, 1176])
+@FP8
 def test_what_is_not_finite_in_a_part_reaches_no_token_before_it(
-    device: str, later: int, bad: float
+    device: str, fp8: bool, later: int, bad: float
 ) -> None:
     """In the first part, at the border of two that differs among the tokens, and in the last,
     where tokens end.
     """
     first, column = 1100, 13
     spans = [(1, first, 80)]
-    cache, q = filled_rows(spans, 1, 64, device), queries(80, 3, 64, device)
+    cache, q = filled_rows(spans, 1, 64, device, fp8=fp8), queries(80, 3, 64, device)
     step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
-    cache.v[(*cache.place(1, later), 0, column)] = bad
+    spoil(cache, 1, later, bad, column)
     after, begin = attend(q, cache, *step), max(later - first, 0)
-    assert not after[begin:, :, column].isfinite().any()
-    after[begin:, :, column] = before[begin:, :, column]
+    spoiled = slice(None) if fp8 else column
+    assert not after[begin:, :, spoiled].isfinite().any()
+    after[begin:, :, spoiled] = before[begin:, :, spoiled]
     assert_same_bits(after, before)
-    cache.k[cache.place(1, later)] = bad
+    spoil(cache, 1, later, bad)
     after = attend(q, cache, *step)
     assert_same_bits(after[:begin], before[:begin])
     assert not after[begin:].isfinite().any()
@@ -426,7 +497,7 @@ def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float)
     cache, q = filled_rows(spans, 1, 64, device), queries(90, 2, 64, device)
     step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
-    cache.v[(*cache.place(1, later), 0, column)] = bad
+    spoil(cache, 1, later, bad, column)
     after = attend(q, cache, *step)
     assert not after[later:, :, column].isfinite().any()
     after[later:, :, column] = before[later:, :, column]
@@ -438,12 +509,16 @@ def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float)
 
 @pytest.mark.parametrize("page_size", [8, 16, 64, 128, 700])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page_size: int) -> None:
+@FP8
+def test_pages_of_every_size_have_the_same_bits(
+    device: str, fp8: bool, head_dim: int, page_size: int
+) -> None:
     """Contexts end inside of pages, behind which there is NaN."""
     spans = [(1, 1060, 70), (2, 3, 20), (3, 99, 1)]
     q, step = queries(91, 4, head_dim, device), tokens_and_segments(spans, device)
     by_size = [
-        attend(q, filled_rows(spans, 2, head_dim, device, size), *step) for size in (23, page_size)
+        attend(q, filled_rows(spans, 2, head_dim, device, size, fp8), *step)
+        for size in (23, page_size)
     ]
     assert by_size[0].isfinite().all()
     assert_same_bits(by_size[1], by_size[0])
@@ -451,19 +526,20 @@ def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page
 
 @pytest.mark.emulated_later(head_dim=(96, 128))
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_pages_of_every_layout_have_the_same_bits(device: str, head_dim: int) -> None:
+@FP8
+def test_pages_of_every_layout_have_the_same_bits(device: str, fp8: bool, head_dim: int) -> None:
     """Heads outside of a page's tokens, inside of them, and keys other than values. A page in the
     middle of a context is none.
     """
     spans = [(1, 1060, 70), (2, 3, 20)]
     q, step = queries(90, 6, head_dim, device), tokens_and_segments(spans, device)
-    cache = filled_rows(spans, 3, head_dim, device)
+    cache = filled_rows(spans, 3, head_dim, device, fp8=fp8)
     assert cache.page_table is not None
     cache.page_table[1, 2] = -1
-    inside = Cache(cache.k.contiguous(), cache.v.contiguous(), cache.page_table, 16)
+    inside = replace(cache, k=cache.k.contiguous(), v=cache.v.contiguous())
     outside = attend(q, cache, *step)
     assert outside.isfinite().all()
-    for other in (inside, Cache(cache.k, inside.v, cache.page_table, 16)):
+    for other in (inside, replace(cache, v=inside.v)):
         assert_same_bits(attend(q, other, *step), outside)
 
 
@@ -471,12 +547,14 @@ def test_pages_of_every_layout_have_the_same_bits(device: str, head_dim: int) ->
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_fast_is_another_kernel(device: str, head_dim: int) -> None:
+@FP8
+def test_fast_is_another_kernel(device: str, fp8: bool, head_dim: int) -> None:
     if device == "cpu" and "PHOTON_OPS_LIBRARY" not in os.environ:
         pytest.skip("the CPU has one kernel")
-    cache, q = filled_rows([(1, 0, 64)], 1, head_dim, device), queries(64, 4, head_dim, device)
-    step = tokens_and_segments([(1, 0, 64)], device)
-    assert not torch.equal(attend(q, cache, *step), attend(q, cache, *step, hopper=False))
+    cache = filled_rows([(1, 0, 64)], 1, head_dim, device, fp8=fp8)
+    q, step = queries(64, 4, head_dim, device), tokens_and_segments([(1, 0, 64)], device)
+    is_same = torch.equal(attend(q, cache, *step), attend(q, cache, *step, hopper=False))
+    assert is_same == (fp8 and head_dim == 256)  # which the portable kernel alone takes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -515,6 +593,14 @@ def test_unaligned_tensors_and_odd_scales_run_the_portable_kernel(device: str) -
         )
 
 
+def test_codes_that_are_not_whole_vectors_run_the_portable_kernel(device: str) -> None:
+    cache = filled_rows([(1, 0, 20)], 1, 64, device, fp8=True)
+    q, step = queries(20, 2, 64, device), tokens_and_segments([(1, 0, 20)], device)
+    wide = torch.nn.functional.pad(cache.k.view(torch.uint8), (0, 8))[..., :64]
+    other = replace(cache, k=wide.view(torch.float8_e4m3fn))
+    assert_same_bits(attend(q, other, *step), attend(q, cache, *step, hopper=False))
+
+
 def test_strided_outputs_and_nothing_between(device: str) -> None:
     spans = [(1, 3, 40), (2, 5, 1)]
     cache, q, step = (
@@ -546,8 +632,9 @@ def test_strided_outputs_and_nothing_between(device: str) -> None:
     ],
 )
 @pytest.mark.parametrize("paged", [True, False])
+@FP8
 def test_garbage_in_decode_meta_touches_no_other_token(
-    device: str, token_index: list[int], paged: bool
+    device: str, fp8: bool, token_index: list[int], paged: bool
 ) -> None:
     cache = (
         paged_cache(3, 5, 4, 1, 64, BF16, device)
@@ -555,6 +642,7 @@ def test_garbage_in_decode_meta_touches_no_other_token(
         else contiguous_cache(3, 20, 1, 64, BF16, device)
     )
     cache.fill(1, 20, seed=1)
+    cache = Fp8Cache.of(cache) if fp8 else cache
     meta, segments = tokens_and_segments([(1, 2, 18)], device)
     q = queries(18, 3, 64, device)
     right = attend(q, cache, meta, segments)
@@ -564,10 +652,11 @@ def test_garbage_in_decode_meta_touches_no_other_token(
 
 
 @pytest.mark.parametrize("page", [-1, 99, 2**31 - 1])
-def test_garbage_in_the_page_table_touches_no_other_row(device: str, page: int) -> None:
+@FP8
+def test_garbage_in_the_page_table_touches_no_other_row(device: str, fp8: bool, page: int) -> None:
     spans = [(1, 0, 40), (2, 10, 30)]
     cache, q, step = (
-        filled_rows(spans, 1, 64, device),
+        filled_rows(spans, 1, 64, device, fp8=fp8),
         queries(70, 2, 64, device),
         tokens_and_segments(spans, device),
     )

@@ -31,7 +31,8 @@ int paged_attention(const PagedAttentionParams& p, void* stream) {
     case AttentionKernel::kBalanced:
       return balanced_attention(p, stream);
     case AttentionKernel::kChunk:
-      return chunk_attention(p, stream);
+      return p.cache.scales != nullptr ? fp8_chunk_attention(p, stream)
+                                       : chunk_attention(p, stream);
     default:
       if (choice.why) fallbacks().note({"paged_attention_into", choice.why.reason});
       return portable_attention(p, stream);

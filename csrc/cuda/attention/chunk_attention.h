@@ -9,4 +9,7 @@ namespace photon::cuda {
 // its context and nothing else in the step.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
+// The same of keys and values in fp8.
+int fp8_chunk_attention(const PagedAttentionParams& p, void* stream);
+
 }  // namespace photon::cuda

@@ -12,8 +12,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "common/kv.h"
+#include "cuda/attention/kv_pack.cuh"
 #include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/log2e.cuh"
@@ -57,10 +59,12 @@ constexpr int kFragment = 16;  // rows and depth of a matrix instruction, and tw
 
 // The sizes of one instance of the kernel. A warp has kFragments times 16 rows, and all of
 // head_dim. kCuts: this instance cuts contexts, so that its CTAs come in clusters, and it needs
-// more registers.
-template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true>
+// more registers. Element: of keys and values, Bf16 or E4m3.
+template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true, typename Element_ = Bf16>
 struct ChunkPlan {
-  using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false>;
+  using Element = Element_;
+  using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false, Element>;
+  static constexpr bool kIsScaled = std::is_same_v<Element, E4m3>;
   static constexpr bool kCuts = kCuts_;
   static constexpr int kCluster = kCuts ? kParts : 1;  // CTAs of a cluster
   static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_, kFragments = kFragments_;
@@ -132,11 +136,25 @@ struct Run {
   __device__ bool has(int token) const { return token >= first && token < end; }
 };
 
+// The scales of two tiles of keys and values, where they have any.
+template <bool kIsScaled>
+struct ChunkScales {
+  __device__ const TileScales<kTileKeys>* scales_of(int) const { return nullptr; }
+};
+
+template <>
+struct ChunkScales<true> {
+  TileScales<kTileKeys> scales[2];
+
+  __device__ const TileScales<kTileKeys>* scales_of(int stage) const { return &scales[stage]; }
+};
+
 template <typename Plan>
-struct ChunkShared {
+struct ChunkShared : ChunkScales<Plan::kIsScaled> {
   alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // queries, later outputs; a warp reads and
                                                        // writes its own rows only
-  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys and two of values; at
+  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys and two of values (in
+                                                       // fp8 one each, and codes of the next); at
                                                        // the end the rows' sums, for the cluster
   ChunkTask task;
   Run run;                                          // the one that the CTA works on
@@ -148,11 +166,18 @@ struct ChunkShared {
   int32_t poisoned[Plan::kHeadDim];  // by dim: the lowest position whose value was not finite, and
                                      // so was hidden; INT_MAX: none
 
-  __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
-  __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }
+  __device__ Bf16* keys(int stage) { return keys_and_values + tile(stage) * Plan::kTile; }
+  __device__ Bf16* values(int stage) { return keys_and_values + (2 + tile(stage)) * Plan::kTile; }
+  __device__ uint4* key_codes() { return reinterpret_cast<uint4*>(keys_and_values + Plan::kTile); }
+  __device__ uint4* value_codes() {
+    return reinterpret_cast<uint4*>(keys_and_values + 3 * Plan::kTile);
+  }
   __device__ float* sums() { return reinterpret_cast<float*>(keys_and_values); }
   __device__ const float* sums() const { return reinterpret_cast<const float*>(keys_and_values); }
   static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <= 4 * Plan::kTile * sizeof(Bf16));
+
+ private:
+  static __device__ int tile(int stage) { return Plan::kIsScaled ? 0 : stage; }
 };
 
 // The first of the two rows that a lane has in its warp's fragment number `fragment`. The second
@@ -220,6 +245,44 @@ __device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k
   }
 }
 
+// The scales of the two columns that a lane has of the scores' group number `n`.
+__device__ inline float2 column_scales(const float* scales, int n) {
+  return *reinterpret_cast<const float2*>(scales + n * 8 + threadIdx.x % 4 * 2);
+}
+
+// Multiplies scores by the scales of their keys.
+template <typename Plan>
+__device__ void scale_scores(Scores<Plan>& scores, const TileScales<kTileKeys>& tile) {
+#pragma unroll
+  for (int n = 0; n < Plan::kScores; ++n) {
+    const float2 by = column_scales(tile.keys, n);
+#pragma unroll
+    for (int f = 0; f < Plan::kFragments; ++f) {
+      scores[f][n][0] *= by.x;
+      scores[f][n][1] *= by.y;
+      scores[f][n][2] *= by.x;
+      scores[f][n][3] *= by.y;
+    }
+  }
+}
+
+// Rounds weights, which stand where scores were, times the scales of their values.
+template <typename Plan>
+__device__ void scale_weights(Weights<Plan>& weights, const Scores<Plan>& exact,
+                              const TileScales<kTileKeys>& tile) {
+#pragma unroll
+  for (int n = 0; n < Plan::kScores; ++n) {
+    const float2 by = column_scales(tile.values, n);
+#pragma unroll
+    for (int f = 0; f < Plan::kFragments; ++f) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        weights[f][n][half] =
+            pack_bf16(exact[f][n][2 * half] * by.x, exact[f][n][2 * half + 1] * by.y);
+    }
+  }
+}
+
 // Makes the scores of positions outside of a row's part -inf. The tile of keys starts at
 // `first_position`.
 template <typename Plan>
@@ -244,10 +307,11 @@ __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t
 }
 
 // Turns scores into weights relative to the highest score so far. Where that has risen, it scales
-// what is summed already accordingly. `scale` is the op's scale times log2(e).
+// what is summed already accordingly. `scale` is the op's scale times log2(e). Where values have
+// scales (`tile`), weights are multiplied by them, but not where they are summed; scores are lost.
 template <typename Plan>
-__device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
-                             RowSoftmax<Plan>& state, float scale) {
+__device__ void weigh_scores(Weights<Plan>& weights, Scores<Plan>& scores, RowSoftmax<Plan>& state,
+                             float scale, const TileScales<kTileKeys>* tile) {
   float keep[Plan::kFragments][2];
   bool changed = false;
 #pragma unroll
@@ -272,11 +336,17 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
         const float left = exp2f(fmaf(scores[f][n][2 * half], scale, -base));
         const float right = exp2f(fmaf(scores[f][n][2 * half + 1], scale, -base));
         added += left + right;
-        weights[f][n][half] = pack_bf16(left, right);
+        if constexpr (Plan::kIsScaled) {
+          scores[f][n][2 * half] = left;
+          scores[f][n][2 * half + 1] = right;
+        } else {
+          weights[f][n][half] = pack_bf16(left, right);
+        }
       }
       state.total[f][half] = fmaf(state.total[f][half], keep[f][half], added);
     }
   }
+  if constexpr (Plan::kIsScaled) scale_weights<Plan>(weights, scores, *tile);
   if (!__any_sync(kFullWarp, changed)) return;  // all factors are 1, which changes no bit
 #pragma unroll
   for (int f = 0; f < Plan::kFragments; ++f) {

@@ -16,6 +16,12 @@ struct E4m3Pack {
   uint64_t codes;  // kPack of them
 };
 
+// The scales of a tile's positions.
+template <int kTokens>
+struct TileScales {
+  float keys[kTokens], values[kTokens];
+};
+
 // The first `count` elements at `p`, as load_pack() has them.
 template <bool kVector, typename T>
 __device__ inline Pack<T> load_kv(const T* p, int count) {

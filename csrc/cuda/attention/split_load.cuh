@@ -48,12 +48,6 @@ struct BinaryScale {
   }
 };
 
-// The scales of a tile's positions, in fp8.
-template <int kTokens>
-struct TileScales {
-  float keys[kTokens], values[kTokens];
-};
-
 // Queries or weights, in the order in which a matrix instruction takes its left operand (or, turned
 // around, its right one): [fragment of 16 columns][lane]. Where half of the rows are used, the
 // words of the other half are not stored, and load() gives zeros for them.

@@ -155,6 +155,13 @@ inline uint32_t transpose_matrix(uint32_t rows, Site site = emulator::here()) {
   return emulator::transpose_matrix(rows, site);
 }
 
+inline void extend_bytes(uint32_t (&pairs)[2], uint32_t bytes) {
+  const auto extended = [bytes](int i) -> uint32_t {
+    return static_cast<uint16_t>(static_cast<int8_t>(bytes >> 8 * i));
+  };
+  for (int i = 0; i < 2; ++i) pairs[i] = extended(2 * i) | extended(2 * i + 1) << 16;
+}
+
 // Their exponents are 8 apart.
 inline void halves_of_e4m3(uint32_t (&pairs)[2], uint32_t codes) {
   const auto half = [codes](int i) -> uint32_t {
