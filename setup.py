@@ -77,6 +77,7 @@ HOPPER = (
     "split_attention",
     "stream_linear",
     "large_linear",
+    "mid_stored",
     "narrow_stored",
     "warp_attention",
 )
@@ -109,6 +110,7 @@ CHAINED = (
     "step",
     "stream_linear",
     "large_linear",
+    "mid_stored",
     "narrow_stored",
     "warp_attention",
 )

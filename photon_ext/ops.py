@@ -663,8 +663,8 @@ def norm_linear_into(
             Programming Guide).
         workspace: float32 [words], contiguous, at least :func:`linear_workspace_words` of this
             call's shapes; what it holds before and after means nothing. With it, more than 64
-            tokens have a Hopper kernel of their own, with the same bits. None: the weights are read
-            again for each 64 tokens.
+            tokens (of weights in fp8 or int4, more than 16) have a Hopper kernel of their own, with
+            the same bits. None: the weights are read again for each 64 (16) tokens.
     """
     numbers, stored = _stored(weight)
     _norm_linear(out, x, norm_weight, eps, numbers, bias, counts, hopper, pdl, workspace, *stored)
@@ -695,6 +695,7 @@ def linear_residual_(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    workspace: Tensor | None = None,
 ) -> None:
     """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`,
     it has the bits of :func:`linear_into`.
@@ -705,10 +706,10 @@ def linear_residual_(
         weight: [n, k].
         bias: [n], or None.
         counts: as in :func:`linear_into`.
-        hopper, pdl: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
+        hopper, pdl, workspace: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
     """
     numbers, stored = _stored(weight)
-    _linear_residual(residual, x, numbers, bias, counts, hopper, pdl, *stored)
+    _linear_residual(residual, x, numbers, bias, counts, hopper, pdl, workspace, *stored)
 
 
 def norm_swiglu_into(
@@ -859,8 +860,9 @@ def linear_norm_workspace_words(num_tokens: int, n: int) -> int:
 
 
 def linear_workspace_words(num_tokens: int, k: int) -> int:
-    """Words of the workspace that :func:`norm_linear_into` and :func:`norm_swiglu_into` use for up
-    to `num_tokens` tokens of `k` values (csrc/common/linear_plan.h: what for).
+    """Words of the workspace that :func:`norm_linear_into`, :func:`norm_swiglu_into` and
+    :func:`linear_residual_` use for up to `num_tokens` tokens of `k` values
+    (csrc/common/linear_plan.h: what for).
 
     ValueError: one of them is negative.
     """

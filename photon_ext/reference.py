@@ -803,6 +803,7 @@ def linear_residual_(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    workspace: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.linear_residual_`: the tokens of residual [T, n] within the
     counts are updated.

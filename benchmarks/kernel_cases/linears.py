@@ -163,7 +163,8 @@ def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at:
     out = at.normal(*shape, seed=1) if residual else at.unwritten(*shape)
     gain = at.gain(k)
     options: dict[str, object] = {}
-    if batch >= MANY_TOKENS and not residual and not stored:
+    is_fused = op in ("norm_linear_into", "linear_residual_", "norm_swiglu_into")
+    if is_fused and (stored or (batch >= MANY_TOKENS and not residual)):
         words = ops.linear_workspace_words(batch, k)
         options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
     nbytes = every[0].nbytes + x.nbytes + (1 + residual) * out.nbytes

@@ -7,8 +7,9 @@
 namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
-// depend on the number of tokens. Of Hopper kernels kNarrow alone reads weights of fewer bits.
-enum class LinearKernel { kTile, kNarrow, kMid, kLarge, kBatch };
+// depend on the number of tokens. Of Hopper kernels kNarrow and kMidStored read weights of fewer
+// bits.
+enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch };
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".
 constexpr const char* name_of(LinearKernel kernel) {
@@ -19,6 +20,8 @@ constexpr const char* name_of(LinearKernel kernel) {
       return "narrow";
     case LinearKernel::kMid:
       return "mid";
+    case LinearKernel::kMidStored:
+      return "mid_stored";
     case LinearKernel::kLarge:
       return "large";
     case LinearKernel::kBatch:
@@ -28,7 +31,8 @@ constexpr const char* name_of(LinearKernel kernel) {
 }
 
 constexpr int64_t kNarrowTokens = 8, kMidTokens = 64;  // of a launch, at most
-constexpr int64_t kStoredTokens = 32;                  // the same of a weight of fewer bits
+constexpr int64_t kStoredTokens = 16;                  // of kNarrow, of a weight of fewer bits;
+constexpr int64_t kMidStoredTokens = 64;               // and of kMidStored
 constexpr int64_t kHopperColumns = 64;                 // columns come in multiples of this
 constexpr int64_t kHopperOutputs = 8;       // and outputs, where they are added or of a batch
 constexpr int64_t kMaxNormColumns = 16384;  // that are normalized: the norm's weight, or a token,
@@ -37,10 +41,11 @@ constexpr int64_t kMaxColumns = INT32_MAX / 16;         // offsets in bytes are 
 constexpr int64_t kMaxStride = INT32_MAX / 8;           // of a few tokens, in elements
 constexpr int64_t kMaxBatchSize = INT32_MAX / 2 - 256;  // tokens and outputs of a batch
 
-// Words (float32) of the workspace of a linear that normalizes many tokens: of each k values of
-// bfloat16 and a scale.
+// Words (float32) of the workspace of a linear that first brings x into another form: of each k
+// values of 16 bits and a scale; or for a weight of fewer bits also a float32 for each 32 columns
+// and eight sums, of whole eights of tokens.
 constexpr int64_t linear_workspace_words(int64_t tokens, int64_t k) {
-  return tokens * ((k + 1) / 2 + 1);
+  return tokens * ((k + 1) / 2) + (tokens + 7) / 8 * 8 * ((k + 31) / 32 + 8);
 }
 
 // The same of a linear whose output is normalized: sums of up to four parts of the columns.
@@ -143,10 +148,15 @@ inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& 
   if (p.backend == Backend::kPortable) return {LinearKernel::kTile};
   if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
   if (is_batch_linear(p)) return {LinearKernel::kBatch};
-  if (p.weight.format != WeightFormat::kDense)
-    return {LinearKernel::kNarrow, {p.tokens > kStoredTokens ? "in groups of 32 tokens" : nullptr}};
-  if (p.tokens <= kMidTokens) return {kernel_of_group(p.tokens)};
   const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
+  if (p.weight.format != WeightFormat::kDense) {
+    if (p.tokens <= kStoredTokens) return {LinearKernel::kNarrow};
+    if (has_workspace)
+      return {LinearKernel::kMidStored,
+              {p.tokens > kMidStoredTokens ? "in groups of 64 tokens" : nullptr}};
+    return {LinearKernel::kNarrow, {"in groups of 16 tokens, for want of a workspace"}};
+  }
+  if (p.tokens <= kMidTokens) return {kernel_of_group(p.tokens)};
   if (p.epilogue == Epilogue::kAdd || has_workspace) return {LinearKernel::kLarge};
   return {LinearKernel::kMid, {"in groups of 64 tokens, for want of a workspace"}};
 }

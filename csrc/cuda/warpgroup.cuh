@@ -280,6 +280,34 @@ __device__ inline void multiply_values(float (&d)[kRegisters], const uint32_t (&
   multiply_values(d, a, describe_row_tiles<kKBlockBytes>(slices, 0));
 }
 
+// A weight in registers, as multiply_bf16() and multiply_f16() take their left operand, by tokens
+// in shared memory: d[64][tokens] = or += a[64][16] x[tokens][16]. `x` is as for multiply_rows().
+#define PHOTON_MULTIPLY_TOKENS(type, tokens, registers, a_numbers, x_number, adds_number)      \
+  __device__ inline void multiply_tokens_##type(float (&d)[registers], const uint32_t (&a)[4], \
+                                                uint64_t x, bool adds) {                       \
+    asm volatile(                                                                              \
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #adds_number                                \
+        ", 0;\nwgmma.mma_async.sync.aligned.m64n" #tokens "k16.f32." #type "." #type           \
+        " {" PHOTON_NAMES_##registers "}, {" a_numbers "}, %" #x_number ", adds, 1, 1, 0;\n}"  \
+        : PHOTON_SUMS_##registers                                                              \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(x), "r"(static_cast<int>(adds)));    \
+  }
+
+PHOTON_MULTIPLY_TOKENS(bf16, 32, 16, "%16,%17,%18,%19", 20, 21)
+PHOTON_MULTIPLY_TOKENS(f16, 32, 16, "%16,%17,%18,%19", 20, 21)
+
+// `kIsF16`: of float16, else bfloat16.
+template <bool kIsF16, int kRegisters>
+__device__ inline void multiply_tokens(float (&d)[kRegisters], const uint32_t (&a)[4],
+                                       const RowTileFragment& x, int depth, bool adds) {
+  const uint64_t described = describe_row_tiles<kKBlockBytes>(x, depth);
+  if constexpr (kIsF16) {
+    multiply_tokens_f16(d, a, described, adds);
+  } else {
+    multiply_tokens_bf16(d, a, described, adds);
+  }
+}
+
 // Operands in registers: not computed behind warpgroup_begin(), nor overwritten ahead of a wait.
 template <int kRows>
 __device__ inline void warpgroup_settle(uint32_t (&a)[kRows][4]) {
@@ -328,6 +356,29 @@ __device__ inline void multiply_values(float (&d)[kRegisters], const uint32_t (&
     for (int i = 0; i < 2; ++i) {
       float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[(n + i) * 4]);
       multiply_bf16(sums, a, {rows[2 * i], rows[2 * i + 1]});
+    }
+  }
+}
+
+template <bool kIsF16, int kRegisters>
+__device__ inline void multiply_tokens(float (&d)[kRegisters], const uint32_t (&a)[4],
+                                       const RowTileFragment& x, int depth, bool adds) {
+  const int lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
+#pragma unroll
+  for (int n = 0; n < kRegisters / 4; n += 2) {
+    uint32_t columns[4];
+    load_matrices(columns,
+                  swizzled_vector(x.at + (n + matrix / 2) * kKBlockBytes, row, depth, matrix % 2));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[(n + i) * 4]);
+      if (!adds) sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
+      const uint32_t b[] = {columns[2 * i], columns[2 * i + 1]};
+      if constexpr (kIsF16) {
+        multiply_f16(sums, a, b);
+      } else {
+        multiply_bf16(sums, a, b);
+      }
     }
   }
 }

@@ -100,16 +100,24 @@ Arg take_norm(Args& arg, LinearParams& p, const LinearArgs& args, const Tensor& 
 
 // A workspace of `words`, which the function that `meaning` names counts. Nothing else of the call
 // may hold a part of it.
-void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Arg& norm_weight,
+void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Arg* norm_weight,
                     const Arg* out, const std::optional<Tensor>& workspace_, int64_t words,
                     const char* meaning) {
   const OptionalArg workspace = arg("workspace", workspace_);
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
-  workspace->written({out, &args.y, &args.x, &norm_weight, &args.weight.rows, args.bias.get(),
+  workspace->written({out, &args.y, &args.x, norm_weight, &args.weight.rows, args.bias.get(),
                       args.weight.scale.get(), args.weight.zero.get(), args.weight.divisor.get(),
                       args.counts.get()});
   p.workspace = workspace->data<float>();
+}
+
+// The same of linear_workspace_words.
+void take_input_workspace(Args& arg, LinearParams& p, const LinearArgs& args,
+                          const Arg* norm_weight, const std::optional<Tensor>& workspace_) {
+  take_workspace(arg, p, args, norm_weight, nullptr, workspace_,
+                 linear_workspace_words(args.x.size(0), args.x.size(1)),
+                 "linear_workspace_words of this call's shapes");
 }
 
 // x is normalized first.
@@ -117,9 +125,7 @@ void normalize_input(Args& arg, LinearParams& p, const LinearArgs& args, const T
                      double eps, const char* meaning, const std::optional<Tensor>& workspace_) {
   p.prologue = Prologue::kRmsNorm;
   const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, args.x.size(1), meaning);
-  take_workspace(arg, p, args, norm_weight, nullptr, workspace_,
-                 linear_workspace_words(args.x.size(0), args.x.size(1)),
-                 "linear_workspace_words of this call's shapes");
+  take_input_workspace(arg, p, args, &norm_weight, workspace_);
 }
 
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
@@ -173,12 +179,15 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
                      const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
-                     bool hopper, bool pdl, const std::optional<Tensor>& scale_, int64_t format,
+                     bool hopper, bool pdl, const std::optional<Tensor>& workspace_,
+                     const std::optional<Tensor>& scale_, int64_t format,
                      const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
   Args arg("linear_residual_");
   const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_,
                                       {bias_, counts_, {scale_, format, zero_, divisor_}});
-  PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kAdd, hopper, pdl));
+  LinearParams p = args.params(Epilogue::kAdd, hopper, pdl);
+  take_input_workspace(arg, p, args, nullptr, workspace_);
+  PHOTON_DISPATCH(linear, args.y, p);
 }
 
 void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
@@ -226,7 +235,7 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                args.counts.get()});
   p.out = out.data<void>();
   p.out_stride = out.stride(0);
-  take_workspace(arg, p, args, norm_weight, &out, workspace_,
+  take_workspace(arg, p, args, &norm_weight, &out, workspace_,
                  linear_norm_workspace_words(tokens, n),
                  "linear_norm_workspace_words of this call's shapes");
   PHOTON_DISPATCH(linear, out, p);

@@ -62,9 +62,9 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "weight_divisor=None) -> ()");
   m.def(
       "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
-      "counts=None, "
-      "bool hopper=False, bool pdl=False, Tensor? weight_scale=None, int weight_format=0, Tensor? "
-      "weight_zero=None, Tensor? weight_divisor=None) -> ()");
+      "counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None, Tensor? "
+      "weight_scale=None, int weight_format=0, Tensor? weight_zero=None, Tensor? "
+      "weight_divisor=None) -> ()");
   m.def(
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
       "gate_up_weight, Tensor? bias=None, "

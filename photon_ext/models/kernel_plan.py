@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from photon_ext import _C
 from photon_ext.checks import Backend, check_backend, check_count, check_flag
@@ -37,8 +37,7 @@ ALL = sys.maxsize  # tokens: a bound that no step reaches
 OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for up to this many tokens
 FUSED_TOKENS = 64
-# and where all weights are of few bits: read anew for each 32 tokens, until decoding them for torch
-# moves fewer bytes
+# and where all weights are of few bits: beyond it, decoding them for torch moves fewer bytes
 STORED_FUSED_TOKENS = 64
 # Steps of these numbers of tokens go through the Hopper linears for a batch instead: faster than
 # the fused ones and than torch's products up to the size of a 4B, as fast with an 8B (FINDINGS)
@@ -253,6 +252,13 @@ def linears_unsupported(config: ModelConfig, target: Target, dtype: str) -> str 
     return _first_unsupported(ExecutionMode.FUSED, config, target, dtype)
 
 
+def default_quantize(config: ModelConfig, target: Target, dtype: str) -> Literal["stored", "none"]:
+    """How weights that a file has in few bits lie in the memory of a GPU with room for both: as
+    stored, where the Hopper kernels read them.
+    """
+    return "none" if linears_unsupported(config, target, dtype) else "stored"
+
+
 def batch_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
     """Of the linears for a batch, or of what runs beside them."""
     found = _first_unsupported(ExecutionMode.BATCH, config, target, dtype)
@@ -303,14 +309,25 @@ def plan_projection(
     return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept)
 
 
+def linear_workspace_words(config: ModelConfig, tokens: int) -> int:
+    """Of a workspace for any fused linear of so many tokens: those of few bits all use one, dense
+    ones where they normalize.
+    """
+    shapes = layer_projections(config).values()
+    few_bits = config.quantization is not None
+    return _C.linear_workspace_words(
+        tokens, max(shape.k for shape in shapes) if few_bits else config.hidden
+    )
+
+
 def has_spare_workspace(
     config: ModelConfig, tokens: int = 1, segments: int = 1, itemsize: int = 2
 ) -> bool:
     """Whether the buffer of gate and up, of `tokens` tokens, has room for the workspace of linears
-    that normalize up to so many tokens or `segments`. A narrow MLP has too little.
+    of up to so many tokens or `segments`. A narrow MLP has too little.
     """
     words = tokens * layer_projections(config)["gate_up"].n * itemsize // 4
-    return words >= _C.linear_workspace_words(max(tokens, segments), config.hidden)
+    return words >= linear_workspace_words(config, max(tokens, segments))
 
 
 def decode_attention_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:

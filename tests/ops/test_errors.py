@@ -144,12 +144,12 @@ WRONG: dict[str, list[tuple[dict[int, Any], str]]] = {
         ({5: longer}, "bias has shape [6], expected [5] ([n of weight])"),
         ({6: torch.Tensor.long}, "counts has dtype int64, expected int32"),
         ({9: torch.Tensor.bfloat16}, "workspace has dtype bfloat16, expected float32"),
-        ({9: lambda words: words[1:]}, "workspace has shape [11], expected"),
+        ({9: lambda words: words[1:]}, "workspace has shape [80], expected"),
     ],
     "norm_swiglu_into": [
         (
-            {9: lambda words: words.view(2, -1)},
-            "workspace has shape [2, 6], expected 1 dimension [words]",
+            {9: lambda words: words[1:].view(2, -1)},
+            "workspace has shape [2, 40], expected 1 dimension [words]",
         ),
         (
             {0: narrower},
@@ -194,6 +194,7 @@ WRONG: dict[str, list[tuple[dict[int, Any], str]]] = {
             {4: torch.zeros(0, dtype=torch.int32)},
             "counts has shape [0], expected dimension 0 to be at least 1",
         ),
+        ({7: lambda words: words[1:]}, "workspace has shape [80], expected"),
     ],
     "swiglu_into": [
         (
@@ -633,6 +634,7 @@ def test_an_epsilon_beyond_float32_is_refused(eps: float) -> None:
             for name in ("norm_linear_into", "norm_swiglu_into")
             for place, argument in ((0, "out"), (1, "x"), (2, "norm_weight"))
         ),
+        *(("linear_residual_", 7, place, name) for place, name in enumerate(("residual", "x"))),
         *(
             ("linear_norm_into", 10, place, argument)
             for place, argument in ((0, "out"), (1, "residual"), (2, "x"), (4, "norm_weight"))
@@ -643,7 +645,7 @@ def test_a_linear_has_its_workspace_apart(
     name: str, workspace: int, place: int, argument: str
 ) -> None:
     arguments = list(CASES[name]("cpu", TOKENS))
-    memory, other = torch.zeros(64), arguments[place]
+    memory, other = torch.zeros(128), arguments[place]
     arguments[workspace] = memory[: arguments[workspace].numel()]
     arguments[place] = memory[1 : 1 + other.numel()].view(other.shape)
     with pytest.raises(RuntimeError, match=f"^{name}: workspace shares memory with {argument}"):

@@ -65,16 +65,21 @@ def operands(kind: Kind, tokens: int, n: int, k: int, device: str) -> Operands:
     return Operands(x, norm, weight, half, bias, residual)
 
 
-def fused(o: Operands, counts: Tensor | None = None) -> Results:
+def fused(o: Operands, counts: Tensor | None = None, has_workspace: bool = True) -> Results:
     """The three ops by Hopper kernels, into memory that tells what was not written."""
     noted = fallbacks()
-    n = o.half.n
-    out, act = (poisoned(len(o.x), n, dtype=BF16, device=str(o.x.device)) for _ in range(2))
+    n, device = o.half.n, str(o.x.device)
+    out, act = (poisoned(len(o.x), n, dtype=BF16, device=device) for _ in range(2))
     residual = o.residual.clone()
-    ops.norm_linear_into(out, o.x, o.norm, EPS, o.half, o.bias[:n], counts, True)
-    ops.linear_residual_(residual, o.x, o.half, o.bias[:n], counts, True)
-    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.weight, o.bias, counts, True)
+    words = ops.linear_workspace_words(*o.x.shape)
+    workspace = poisoned(words, dtype=torch.float32, device=device) if has_workspace else None
+    last = counts, True, False, workspace
+    ops.norm_linear_into(out, o.x, o.norm, EPS, o.half, o.bias[:n], *last)
+    ops.linear_residual_(residual, o.x, o.half, o.bias[:n], *last)
+    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.weight, o.bias, *last)
     assert fallbacks() == noted, "where Hopper kernels run, none gave way to a portable one"
+    if o.x.is_cuda:
+        torch.cuda.synchronize()  # compute-sanitizer keeps 0.7 GB of each launch until then
     return Results(out, residual, act)
 
 
@@ -203,10 +208,3 @@ def test_what_hopper_kernels_do_not_read_of_weights_of_fewer_bits(
     given = {"op": "norm_linear_into", "dtype": "bfloat16", "tokens": 1, "n": 64, "k": 512}
     kernel, found = _C.plan_linear(_C.Gpu(9, 0), **(given | asked))  # type: ignore[arg-type]
     assert (kernel, found) == ("tile", why)
-
-
-def test_weights_of_fewer_bits_have_the_narrow_kernel_for_32_tokens_at_a_time() -> None:
-    given = {"op": "norm_swiglu_into", "dtype": "bfloat16", "n": 64, "k": 512, "format": "fp8"}
-    for tokens, why in ((1, None), (32, None), (33, "in groups of 32 tokens")):
-        found = _C.plan_linear(_C.Gpu(9, 0), tokens=tokens, **given)  # type: ignore[arg-type]
-        assert found == ("narrow", why)

@@ -163,7 +163,8 @@ def norm_linear(device: str, size: int) -> Arguments:
 
 
 def linear_residual(device: str, size: int) -> Arguments:
-    return *linear(device, size), True
+    words = torch.zeros(ops.linear_workspace_words(size, 6), device=device)
+    return *linear(device, size), True, False, words
 
 
 def norm_swiglu(device: str, size: int) -> Arguments:

@@ -115,10 +115,6 @@ __device__ inline int next_k_block(int k_block) {
   return k_block + (k_block % kGroupKBlocks == 0 ? kStepKBlocks : kKBlocks - kStepKBlocks);
 }
 
-// Tells the compiler that a value is the same in all lanes: what is computed from it is then
-// computed and kept once for the warp.
-__device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
-
 // What one of the warpgroups does.
 struct Group {
   int index, warp;  // warp: in the group

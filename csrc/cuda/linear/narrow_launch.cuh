@@ -79,12 +79,6 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
   static_assert(
       kLeastStages * Load::kStageTiles * Size::kTileBytes >= narrow::kSlotBytes * Size::kTokens,
       "the ring has room for the sums of a tile");
-  if constexpr (Size::kCopiesX) {
-    constexpr int kBlocks = Load::kColumns / kKBlockColumns;
-    if (const int error =
-            make_row_tile_map(p.tokens_map, kBlocks, p.x, p.tokens, p.k, p.x_stride, Size::kTokens))
-      return error;
-  }
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
   const bool has_row_tiles =
       p.row_tiles_each + (p.row_tiles_extra > 0 ? 1 : 0) < tile_row_tiles<kEpilogue>(p);
@@ -105,10 +99,10 @@ int launch_narrow(typename Size::Load::Params p, int blocks, bool pdl, void* str
 }
 
 // Of a weight whose rows lie `stride` bytes apart, by parts of its columns; `k_blocks` blocks of
-// 128 bytes of a row are a box, and have `block_columns` columns each.
+// 128 bytes of `box_rows` rows are a box, and have `block_columns` columns each.
 template <Epilogue kEpilogue>
 int make_weight_maps(Params& p, int k_blocks, const void* weight, int64_t stride,
-                     int block_columns = kKBlockColumns) {
+                     int block_columns = kKBlockColumns, int box_rows = kRowTileRows) {
   constexpr int kBlockBytes = 2 * kKBlockColumns;
   const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
   for (int part = 0; part < p.split; ++part) {
@@ -117,7 +111,7 @@ int make_weight_maps(Params& p, int k_blocks, const void* weight, int64_t stride
         static_cast<const char*>(weight) + column / block_columns * kBlockBytes;
     const int blocks = std::min(p.k_each, p.k - column) / block_columns;
     if (const int error = make_row_tile_map(p.weight[part], k_blocks, begin, rows,
-                                            blocks * kKBlockColumns, stride / 2)) {
+                                            blocks * kKBlockColumns, stride / 2, box_rows)) {
       return error;
     }
   }

@@ -14,17 +14,11 @@
 // computes what it can, and why addresses are computed before the wait.
 #pragma once
 #include "cuda/linear/narrow_ring.cuh"
+#include "cuda/linear/narrow_x.cuh"
 
 namespace photon::cuda::stream_linear {
 
 namespace narrow {
-
-// What a lane holds of one K chunk of x, by eights of tokens: of token `group` (lane / 4) the
-// columns of its warp's K block that Load says.
-template <typename Size>
-struct XKChunk {
-  uint4 v[Size::kTokenTiles][Size::kVectors];
-};
 
 // The scales of a tile's rows `group` and `group` + 8, and int4's excess with the sums of x that
 // take it out.
@@ -63,6 +57,7 @@ struct Multiplier {
   static constexpr bool kReloads = Load::kIsScaled;  // x is loaded ahead for the next pass, too
   static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead, kVectors = Size::kVectors,
                        kTokenTiles = Size::kTokenTiles;
+  using XChunk = XBlock<Load, kTokenTiles>;  // the warp's K block of a K chunk
 
   const typename Load::Params& p;
   const Ring& ring;
@@ -78,9 +73,7 @@ struct Multiplier {
   Stage stage;
   int next = 0;  // K chunk of x that is loaded next
   float sums[kTiles][kTokenTiles][4];
-  float squares[kTokenTiles][2];
-  float x_scales[kTokenTiles][2];               // of it, where Load takes float16
-  float x_sums[Load::kGroups][kTokenTiles][2];  // of the K chunk, where Load asks for them
+  XPreparer<Load, kTokenTiles, kNormalizes> prepared;
 
   __device__ Multiplier(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
                         const unsigned char* scales, const unsigned char* gains, int active)
@@ -113,17 +106,15 @@ struct Multiplier {
   }
 
   // The first K chunks of x are on their way when this returns.
-  __device__ void start(XKChunk<Size> (&x)[kAhead]) {
+  __device__ void start(XChunk (&x)[kAhead]) {
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) load(x[a], kReloads ? next_chunk() : a);
   }
 
   // The sums of one pass over x.
   template <typename Filler>
-  __device__ void run(XKChunk<Size> (&x)[kAhead], const Pass& pass, Filler& filler,
-                      XFiller<Size>& x_filler, const Stamps& stamps) {
-#pragma unroll
-    for (int t = 0; t < kTokenTiles; ++t) squares[t][0] = squares[t][1] = 0.0f;
+  __device__ void run(XChunk (&x)[kAhead], const Pass& pass, Filler& filler, const Stamps& stamps) {
+    prepared.clear();
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -132,11 +123,6 @@ struct Multiplier {
     }
 #pragma unroll 1
     for (int k_chunk = 0; k_chunk < k_chunks; ++k_chunk) {
-      if constexpr (Size::kCopiesX) {
-        read(x[0], x_filler);
-        add_k_chunk(x[0], k_chunk, pass, filler, stamps);
-        continue;
-      }
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
 #pragma unroll
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
@@ -159,7 +145,7 @@ struct Multiplier {
     return Load::kIsScaled ? computed_once(value) : computed_now(value);
   }
 
-  __device__ void load(XKChunk<Size>& x, int k_chunk) const {
+  __device__ void load(XChunk& x, int k_chunk) const {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
       const bool is_inside =
@@ -172,93 +158,9 @@ struct Multiplier {
     }
   }
 
-  // What load() has, where x comes by copies: tokens that are not there are zeros.
-  __device__ void read(XKChunk<Size>& x, XFiller<Size>& x_filler) const {
-    constexpr int kRowBytes = 2 * kKBlockColumns;
-    const unsigned char* from = x_filler.wait() + group * kRowBytes;
-    uint32_t loaded = 0;
-#pragma unroll
-    for (int h = 0; h < kVectors; ++h) {
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        const int row = h / kHalves * Size::kTokens + t * kTokenTile;
-        x.v[t][h] = Load::read_x(from + row * kRowBytes, group, h % kHalves, thread);
-        loaded |= x.v[t][h].y | x.v[t][h].w;
-      }
-    }
-    x_filler.copy_next(loaded & zero);
-  }
-
-  // From x as it was loaded to what instructions take.
-  __device__ void prepare(XKChunk<Size>& x, int k_chunk) {
-#pragma unroll
-    for (int h = 0; h < kVectors; ++h) {
-      uint4 gains = make_uint4(0, 0, 0, 0);
-      if (kNormalizes && k_chunk * Size::kChunk < columns)
-        gains = Load::load_gains(gain + (k_chunk * Size::kChunk + h * 32) * 2);
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        if constexpr (kNormalizes) normalize(x.v[t][h], gains, squares[t]);
-        Load::order(x.v[t][h]);
-      }
-    }
-    if constexpr (kTakesSums) sum_up(x);
-    if constexpr (Load::kIsF16) round_to_f16(x);
-  }
-
-  // Each token's part of x is multiplied by a power of two, so that its largest number is just
-  // below 2^15: float16 has all of bfloat16's digits of what is above 2^-29 of that.
-  __device__ void round_to_f16(XKChunk<Size>& x) {
-#pragma unroll
-    for (int t = 0; t < kTokenTiles; ++t) {
-      uint32_t pair = 0;
-#pragma unroll
-      for (int h = 0; h < kVectors; ++h) {
-        const uint4 v = x.v[t][h];
-        pair = larger_bf16(larger_bf16(larger_bf16(v.x, v.y), larger_bf16(v.z, v.w)), pair);
-      }
-      pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 1));
-      pair = larger_bf16(pair, __shfl_xor_sync(kFullWarp, pair, 2));
-      constexpr uint32_t kLeast = 15;  // of an exponent: its power's inverse is a number, too
-      const uint32_t exponent = max(max(pair & 0xffffu, pair >> 16) >> 7, kLeast);
-      const uint32_t power = (268 - exponent) << 7, powers = power << 16 | power;
-#pragma unroll
-      for (int h = 0; h < kVectors; ++h) {
-        uint4& v = x.v[t][h];
-        v = make_uint4(bf16_as_f16(times_bf16(v.x, powers)), bf16_as_f16(times_bf16(v.y, powers)),
-                       bf16_as_f16(times_bf16(v.z, powers)), bf16_as_f16(times_bf16(v.w, powers)));
-      }
-      const float inverse = __uint_as_float((exponent - 14) << 23);
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        x_scales[t][j] = __shfl_sync(kFullWarp, inverse, (2 * thread + j) * 4);
-    }
-  }
-
-  // All rows of this product are the sums of x over the columns of a group.
-  __device__ void sum_up(const XKChunk<Size>& x) {
-    constexpr uint32_t kOnes = 0x3f803f80u;
-    constexpr int kEach = kVectors / Load::kGroups;
-#pragma unroll
-    for (int i = 0; i < Load::kGroups; ++i) {
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-        float products[4] = {};
-#pragma unroll
-        for (int h = i * kEach; h < (i + 1) * kEach; ++h) {
-          const uint4 v = x.v[t][h];
-          multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.x, v.y});
-          multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.z, v.w});
-        }
-        for (int j = 0; j < 2; ++j)
-          x_sums[i][t][j] = Load::kHasZeros ? products[j] : -Load::kExcess * products[j];
-      }
-    }
-  }
-
   // The stages of a K chunk, one after the other.
   template <typename Filler>
-  __device__ void add_k_chunk(XKChunk<Size>& x, int k_chunk, const Pass& pass, Filler& filler,
+  __device__ void add_k_chunk(XChunk& x, int k_chunk, const Pass& pass, Filler& filler,
                               const Stamps& stamps) {
 #pragma unroll
     for (int m = 0; m < kTiles; m += Load::kStageTiles) {
@@ -269,7 +171,7 @@ struct Multiplier {
 
   // That of tile m of the pass and those that follow it there.
   template <typename Filler>
-  __device__ void add_stage(XKChunk<Size>& x, int k_chunk, int m, const Pass& pass, Filler& filler,
+  __device__ void add_stage(XChunk& x, int k_chunk, int m, const Pass& pass, Filler& filler,
                             const Stamps& stamps) {
     constexpr int kStageTiles = Load::kStageTiles;
     wait_barrier(&ring.full[stage.index], stage.parity);
@@ -290,7 +192,10 @@ struct Multiplier {
       }
     }
     if (m == 0)
-      prepare(x, k_chunk);  // waits for x, while the first weights are on their way to registers
+      prepared.prepare(
+          x, gain + k_chunk * Size::kChunk * 2,
+          k_chunk * Size::kChunk <
+              columns);  // waits for x, while the first weights are on their way to registers
     if (m == 0 && k_chunk == 0 && pass.first == 0) stamps.at(Point::kLoaded);
     __syncwarp();  // all lanes have read the stage
     if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
@@ -306,8 +211,8 @@ struct Multiplier {
 
   // Of one instruction's columns, for all tokens.
   __device__ static void add_products(float (&to)[kTokenTiles][4],
-                                      const uint32_t (&w)[Load::kMatrices][4],
-                                      const XKChunk<Size>& x, int depth) {
+                                      const uint32_t (&w)[Load::kMatrices][4], const XChunk& x,
+                                      int depth) {
     uint32_t a[4];
     Load::decode(w, depth, a);
 #pragma unroll
@@ -323,7 +228,7 @@ struct Multiplier {
   // that nobody reads.
   __device__ void add_scaled(int m, const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
                              const TileScales<Load> (&tile_scales)[Load::kStageTiles],
-                             const XKChunk<Size>& x) {
+                             const XChunk& x) {
     constexpr int kGroups = Load::kGroups, kStageTiles = Load::kStageTiles;
     float blocks[kStageTiles][kTokenTiles][4] = {};
     if constexpr (kGroups == 1) {
@@ -349,7 +254,7 @@ struct Multiplier {
   __device__ void add_group(float (&to)[Load::kStageTiles][kTokenTiles][4], int i,
                             const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
                             const TileScales<Load> (&tile_scales)[Load::kStageTiles],
-                            const XKChunk<Size>& x) const {
+                            const XChunk& x) const {
     constexpr int kEach = 2 * kVectors / Load::kGroups;
     if constexpr (kTakesSums) {
 #pragma unroll
@@ -369,7 +274,7 @@ struct Multiplier {
     for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float sum = x_sums[i][t][j % 2];
+        const float sum = prepared.sums[i][t][j % 2];
         from[t][j] = Load::kHasZeros ? -tile_scales.excess[i][j / 2] * sum : sum;
       }
     }
@@ -382,7 +287,8 @@ struct Multiplier {
     for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float scale = Load::kIsF16 ? scales[j / 2] * x_scales[t][j % 2] : scales[j / 2];
+        const float scale =
+            Load::kIsF16 ? scales[j / 2] * prepared.scales[t][j % 2] : scales[j / 2];
         to[t][j] = fmaf(scale, what[t][j], to[t][j]);
       }
     }
@@ -412,7 +318,7 @@ struct Finish {
   // which has room for many tiles.
   __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass,
                       const Output<kEpilogue>& output) const {
-    const int most_bits = kTokens <= kTokenTile || active <= kTokenTile ? 3 : active <= 16 ? 4 : 5;
+    const int most_bits = kTokens <= kTokenTile || active <= kTokenTile ? 3 : 4;
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : most_bits;
     const int slot = kWarps * kPartialPitch << column_bits;
     const bool uses_ring =
@@ -427,7 +333,8 @@ struct Finish {
       float* const squares = place<float>(at.squares) + warp.warp * kTokens + warp.group;
 #pragma unroll
       for (int t = 0; t < Size::kTokenTiles; ++t)
-        squares[t * kTokenTile] = warp.group % 2 == 0 ? warp.squares[t][0] : warp.squares[t][1];
+        squares[t * kTokenTile] =
+            warp.group % 2 == 0 ? warp.prepared.squares[t][0] : warp.prepared.squares[t][1];
     }
 #pragma unroll 1
     for (int first = 0; first < pass.count; first += at_once) {
@@ -442,18 +349,30 @@ struct Finish {
         const int token = i & (tokens - 1), tile = i >> column_bits;
         if (token >= active) continue;
         const float* partial = partials + tile * slot + token * kPartialPitch + g;
-        float low = partial[0], high = partial[kRowTileRows];
-#pragma unroll
-        for (int w = 1; w < kWarps; ++w) {
-          low += partial[w * kPartialPitch << column_bits];
-          high += partial[(w * kPartialPitch << column_bits) + kRowTileRows];
-        }
-        output.take(first + tile, g, token, output.scale(token), low, high);
+        const auto sum = [&](int w, int row) {
+          return partial[(w * kPartialPitch << column_bits) + row];
+        };
+        output.take(first + tile, g, token, output.scale(token), add_up(sum, 0),
+                    add_up(sum, kRowTileRows));
       }
     }
   }
 
  private:
+  // sum(warp, row), in the order of the warps; of fewer bits those of two warps four apart are
+  // added before, as a group of mid_stored.cuh has them.
+  template <typename Sum>
+  __device__ static float add_up(const Sum& sum, int row) {
+    constexpr int kSums = Size::Load::kIsScaled ? kWarps / 2 : kWarps;
+    const auto next = [&](int w) {
+      return kSums < kWarps ? sum(w, row) + sum(w + kSums, row) : sum(w, row);
+    };
+    float all = next(0);
+#pragma unroll
+    for (int w = 1; w < kSums; ++w) all += next(w);
+    return all;
+  }
+
   // This warp's tiles first .. first + count - 1.
   __device__ void put_partials(const Multiplier<Size, kNormalizes>& warp, float* partials,
                                int column_bits, int first, int count) const {
@@ -481,15 +400,11 @@ __device__ void begin_block(const Params& p, const Layout<Size>& at, const Ring&
   constexpr int kFillers = 1 + (Size::Load::kIsScaled ? kWarpSize : 0);  // lanes, and the elected
   const int i = threadIdx.x;
   if (i == 0) prefetch_row_tile_map(p.weight[range.part]);
-  if (Size::kCopiesX && i == 0) prefetch_row_tile_map(p.tokens_map);
   if (i < p.stages) {
     init_barrier(&ring.full[i], kFillers);
     init_barrier(&ring.empty[i], kWarps);
   }
   if (i == 0) init_barrier(arrived, 1);
-  if constexpr (Size::kCopiesX) {
-    if (i < kWarps) init_barrier(arrived + 1 + i, 1);
-  }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
@@ -548,18 +463,12 @@ __device__ void run_block(const typename Size::Load::Params& p) {
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(p, range, ring, shared + at.scales, shared + at.gain,
                                            active);
-  XFiller<Size> x_filler(p, range, shared + at.x, arrived + 1);
-  XKChunk<Size> x[Size::kAhead];
+  typename Multiplier<Size, kNormalizes>::XChunk x[Size::kAhead];
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
-  if constexpr (Size::kCopiesX) {
-    fence_async_global();  // x is read by copies
-    x_filler.copy_next();
-  } else {
-    multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop
-                          // comes before it
-  }
+  multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop comes
+                        // before it
   stamps.at(Point::kWaited);
 
   Pass pass = pass_from(0, p.pass_tiles, range.tiles);
@@ -570,13 +479,13 @@ __device__ void run_block(const typename Size::Load::Params& p) {
       if (pass.first > 0) __syncthreads();  // what out held has been read
       output.fetch_old(old, pass.count, active, kThreads);
     }
-    multiplier.run(x, pass, filler, x_filler, stamps);
+    multiplier.run(x, pass, filler, stamps);
     stamps.at(Point::kSummed);
     finish.run(multiplier, pass, output);
     stamps.at(Point::kStored);
     pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, range.tiles);
     if (pass.count <= 0) return;
-    if constexpr (!Size::kCopiesX && !multiplier.kReloads) multiplier.start(x);
+    if constexpr (!multiplier.kReloads) multiplier.start(x);
   }
 }
 

@@ -108,11 +108,6 @@ struct StoredX {
   __device__ static uint4 load_x(bool is_there, const Bf16* from) {
     return DenseLoad::load_x(is_there, from);
   }
-  // The same of a token's 64 columns in shared memory, of that half of them, where its vectors lie
-  // as row_tile_map.cuh says.
-  __device__ static uint4 read_x(const unsigned char* row, int swizzle, int half, int thread) {
-    return *reinterpret_cast<const uint4*>(row + ((half * 4 + thread) ^ swizzle) * 16);
-  }
   __device__ static uint4 load_gains(const unsigned char* from) {
     return DenseLoad::load_gains(from);
   }

@@ -1,5 +1,5 @@
 // Shared memory of the narrow linears (narrow_linear.cuh): where things lie, and who brings them:
-// tiles of the weight, with the scales of fewer bits, into a ring, and x where tokens are many.
+// tiles of the weight, with the scales of fewer bits, into a ring.
 #pragma once
 #include "cuda/linear/narrow_load.cuh"
 #include "cuda/linear/stream_common.cuh"
@@ -27,10 +27,7 @@ struct Size {
   static constexpr int kTileBytes = 2 * kRowTileBytes;
   static constexpr int kScaleBytes = kTileRows * (Load::kScalePitch + Load::kZeroPitch);
   static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
-  // Where its K chunks come by tensor copies, no registers hold one ahead.
-  static constexpr bool kCopiesX = kTokenTiles > 2;
   static constexpr int kResidents = kTiles * kTokenTiles > 12 ? 1 : 2;  // of an SM, by registers
-  static constexpr int kXBytes = kCopiesX ? kTokens * Load::kColumns * 2 : 0;  // of a warp
   static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
       kSlotBytes * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
 };
@@ -41,14 +38,13 @@ template <typename Size>
 struct Layout {
   static constexpr int kTokens = Size::kTokens;
 
-  int ring, x, scales, gain, squares, old, peer, partial, barriers, end;
+  int ring, scales, gain, squares, old, peer, partial, barriers, end;
 
   constexpr __host__ __device__ Layout(int ring_bytes, int scale_bytes, int peer_tiles, int k,
                                        bool normalizes, bool adds,
                                        int partial_bytes = Size::kPartialBytes)
       : ring(0),
-        x(ring + ring_bytes),
-        scales(x + kWarps * Size::kXBytes),
+        scales(ring + ring_bytes),
         gain(scales + scale_bytes),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
         old(squares + (normalizes ? kKBlocks * kTokens * 4 : 0)),
@@ -57,8 +53,8 @@ struct Layout {
         barriers(partial + partial_bytes),
         end(barriers + kBarriers * static_cast<int>(sizeof(Barrier))) {}
 
-  // Of the ring, that the peer's sums are there, and of x.
-  static constexpr int kBarriers = 2 * kMaxStages + 1 + (Size::kCopiesX ? kWarps : 0);
+  // Of the ring, and that the peer's sums are there.
+  static constexpr int kBarriers = 2 * kMaxStages + 1;
 };
 
 template <typename Size>
@@ -208,45 +204,6 @@ struct Filler {
     } else {
       async_copy<4>(to, from, is_there);
     }
-  }
-};
-
-// Brings a warp's K blocks of x to its own place in shared memory, in each pass anew: the next one
-// as soon as registers have the one before.
-template <typename Size>
-struct XFiller {
-  static constexpr int kBlocks = Size::Load::kColumns / kKBlockColumns;
-
-  const Params& p;
-  unsigned char* at;
-  Barrier* full;
-  int first;                     // of the warp's blocks of 64 columns
-  int k_chunks, left, next = 0;  // left: of all passes
-  uint32_t parity = 0;
-
-  __device__ XFiller(const Params& p, const CtaTiles& range, unsigned char* at, Barrier* barriers)
-      : p(p),
-        at(at + threadIdx.x / kWarpSize * Size::kXBytes),
-        full(barriers + threadIdx.x / kWarpSize),
-        first(range.column / kKBlockColumns + threadIdx.x / kWarpSize * kBlocks),
-        k_chunks(k_chunks_of<Size>(range)),
-        left((range.tiles + p.pass_tiles - 1) / p.pass_tiles * k_chunks) {}
-
-  // The whole warp. `read`: 0, and depends on what was read of the one before.
-  __device__ void copy_next(uint32_t read = 0) {
-    __syncwarp();
-    if (left-- > 0 && is_elected()) {
-      arrive_expecting(full, Size::kXBytes + read);
-      copy_row_tile(at, p.tokens_map, 0, first + next * (Size::kChunk / kKBlockColumns), full,
-                    evict_last());
-    }
-    if (++next == k_chunks) next = 0;
-  }
-
-  __device__ const unsigned char* wait() {
-    wait_barrier(full, parity);
-    parity ^= 1;
-    return at;
   }
 };
 

@@ -40,15 +40,14 @@ StoredScales scales_of(const Weight& w, int k_chunk) {
 // `p` describes all tokens; they go in groups. `MoreLoad`: that of more than 8.
 template <typename Load, typename MoreLoad, Epilogue kEpilogue>
 int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
-  // Registers have room for the sums of many tiles of 8 tokens, or of fewer of 16 and 32. A CTA
+  // Registers have room for the sums of many tiles of 8 tokens, or of fewer of 16. A CTA
   // that has its SM alone holds more of 16: that pays where passes, each of which reads x, become
   // fewer.
   constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
   using Few = narrow::Size<kAdds ? 4 : 12, 1, 1, Load>;
   using More = narrow::Size<4, 1, 2, MoreLoad>;
   using Wide = narrow::Size<kAdds ? 4 : 12, 1, 2, MoreLoad>;
-  using Most = narrow::Size<kAdds ? 4 : 6, 1, 4, MoreLoad>;
-  static_assert(Most::kTokens == kStoredTokens);
+  static_assert(More::kTokens == kStoredTokens && Wide::kTokens == kStoredTokens);
   const int tokens = p.tokens, k_chunk = Few::kChunk, sms = cuda::sms();
   p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, sms, k_chunk) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, k_chunk), p.split)) * k_chunk;
@@ -60,11 +59,10 @@ int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
   for (; p.first_token < tokens; p.first_token += kStoredTokens) {
     p.tokens = std::min<int>(tokens - p.first_token, kStoredTokens);
     const bool is_wide = p.most_tiles > More::kTiles;
-    const int error =
-        p.tokens <= Few::kTokens   ? launch_narrow<Few, kEpilogue>(p, blocks, op.pdl, stream)
-        : p.tokens > More::kTokens ? launch_narrow<Most, kEpilogue>(p, blocks, op.pdl, stream)
-        : is_wide                  ? launch_narrow<Wide, kEpilogue>(p, blocks, op.pdl, stream)
-                                   : launch_narrow<More, kEpilogue>(p, blocks, op.pdl, stream);
+    const int error = p.tokens <= Few::kTokens
+                          ? launch_narrow<Few, kEpilogue>(p, blocks, op.pdl, stream)
+                      : is_wide ? launch_narrow<Wide, kEpilogue>(p, blocks, op.pdl, stream)
+                                : launch_narrow<More, kEpilogue>(p, blocks, op.pdl, stream);
     if (error) return error;
     p.x += kStoredTokens * static_cast<int64_t>(p.x_stride);
     p.out += kStoredTokens * static_cast<int64_t>(p.out_stride);

@@ -108,17 +108,26 @@ __device__ inline bool is_split(const Params& p) {
   return kEpilogue == Epilogue::kAdd && p.split > 1;
 }
 
+// The rows that a CTA, or a cluster, has, which is number `rows` of those that divide them.
 template <Epilogue kEpilogue>
-__device__ inline CtaTiles cta_tiles(const Params& p) {
-  const int pairs = is_split<kEpilogue>(p) ? 1 : 0;  // as bits: a division takes longer
-  const int rows = static_cast<int>(blockIdx.x) >> pairs;
+__device__ inline CtaTiles tiles_of(const Params& p, int rows) {
   CtaTiles range;
-  range.part = static_cast<int>(blockIdx.x) & pairs;
+  range.part = 0;
   range.first_row_tile = rows * p.row_tiles_each + min(rows, p.row_tiles_extra);
   range.end_row_tile = range.first_row_tile + p.row_tiles_each + (rows < p.row_tiles_extra ? 1 : 0);
   const int row_tiles = range.end_row_tile - range.first_row_tile;
   range.tiles =
       is_swiglu<kEpilogue>(p) ? row_tiles : (row_tiles + kTileRowTiles - 1) / kTileRowTiles;
+  range.column = 0;
+  range.k = p.k;
+  return range;
+}
+
+template <Epilogue kEpilogue>
+__device__ inline CtaTiles cta_tiles(const Params& p) {
+  const int pairs = is_split<kEpilogue>(p) ? 1 : 0;  // as bits: a division takes longer
+  CtaTiles range = tiles_of<kEpilogue>(p, static_cast<int>(blockIdx.x) >> pairs);
+  range.part = static_cast<int>(blockIdx.x) & pairs;
   range.column = range.part * p.k_each;
   range.k = min(p.k_each, p.k - range.column);
   return range;
@@ -164,6 +173,10 @@ struct Pass {
 __device__ inline Pass pass_from(int first, int each, int all) {
   return {first, min(each, all - first)};
 }
+
+// Tells the compiler that a value is the same in all lanes: what is computed from it is then
+// computed and kept once for the warp.
+__device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
 
 // Where a lane reads and writes x in a K block of an 8-row tile. With group = lane / 4 and thread =
 // lane % 4 it has one row, and of that the columns 32 half + 8 thread .. + 7.
@@ -243,6 +256,11 @@ struct Output {
       low += place[0];
       high += place[1];
     }
+    finish(tile, g, token, scale, low, high);
+  }
+
+  // From complete sums.
+  __device__ void finish(int tile, int g, int token, float scale, float low, float high) const {
     if constexpr (kNormalizes) {  // rounded before a bias is added: else the compiler contracts the
                                   // two in one kernel and not in the next
       low = __fmul_rn(low, scale);

@@ -10,4 +10,7 @@ int run_stream_linear(const LinearParams& p, LinearKernel kernel, void* stream);
 // Of a weight of fewer bits, for which it chose kNarrow.
 int run_narrow_stored(const LinearParams& p, void* stream);
 
+// Of a weight of fewer bits, for which it chose kMidStored.
+int run_mid_stored(const LinearParams& p, void* stream);
+
 }  // namespace photon::cuda

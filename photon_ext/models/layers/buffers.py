@@ -16,7 +16,11 @@ import torch
 from photon_ext import ops
 from photon_ext.checks import KvDtype
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import KernelPlan, has_spare_workspace
+from photon_ext.models.kernel_plan import (
+    KernelPlan,
+    has_spare_workspace,
+    linear_workspace_words,
+)
 from photon_ext.models.projections import head_projection, layer_projections
 from photon_ext.weight_format import SCALE_BLOCK
 
@@ -105,7 +109,7 @@ def _sizes(shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> list[int]:
 class Workspaces(NamedTuple):
     """Where linears keep float32 sums, and numbers; None: they need none, or do with less."""
 
-    linear: torch.Tensor | None  # of those that normalize many tokens
+    linear: torch.Tensor | None  # of those that normalize many tokens, or are of few bits
     batch: torch.Tensor | None  # of those of a batch
     numbers: torch.Tensor | None  # of a weight of few bits, or some of its rows, that torch
     # multiplies by; in the dtype of the model
@@ -130,7 +134,7 @@ def workspace_words(
     """
     linear = batch = 0
     if plan.chunks.fused_tokens and lora:
-        linear = ops.linear_workspace_words(max(tokens, segments), config.hidden)
+        linear = linear_workspace_words(config, max(tokens, segments))
     most = max(plan.decode.batch_tokens, plan.chunks.batch_tokens)
     if most:
         batch = ops.linear_norm_workspace_words(min(most, tokens), config.hidden)

@@ -290,6 +290,7 @@ class Fused(Execution):
 
     def add(self, projection: Projection, x: torch.Tensor, following: Projection) -> None:
         residual, counts = self.buffers.residual, self._counts
+        is_dense = projection.weight.format is WeightFormat.DENSE
         ops.linear_residual_(
             residual,
             x,
@@ -297,6 +298,7 @@ class Fused(Execution):
             counts,
             hopper=True,
             pdl=True,
+            workspace=None if is_dense else self._workspaces.linear,
         )
         self._link(residual, projection, following)
 
