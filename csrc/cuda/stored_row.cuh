@@ -47,17 +47,17 @@ __device__ inline StoredRow stored_row(const Weight& w, int64_t r) {
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
 
-// `count` bytes, at most 8; kEven: eight of them, at an even address.
-template <bool kEven>
-__device__ inline uint64_t load_codes(const uint8_t* p, int64_t count = 8) {
+// `count` bytes, at most kMost; kEven: all of them, at an even address.
+template <bool kEven, int kMost = 8>
+__device__ inline uint64_t load_codes(const uint8_t* p, int64_t count = kMost) {
   uint64_t codes = 0;
   if constexpr (kEven) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < kMost / 2; ++i)
       codes |= static_cast<uint64_t>(reinterpret_cast<const uint16_t*>(p)[i]) << (16 * i);
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < kMost; ++i) {
       if (i < count) codes |= static_cast<uint64_t>(p[i]) << (8 * i);
     }
   }
@@ -139,12 +139,10 @@ __device__ inline StoredPack load_stored(const StoredRow& row, int64_t c) {
   const int at = static_cast<int>(c % kLayout.columns);
   if constexpr (kFormat == WeightFormat::kInt4) {
     const int64_t place = scale_place(row, c);
-    uint64_t codes = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint64_t both = block[at / 2 + i];
-      codes |= ((both & 15) | (both >> 4) << 8) << (16 * i);
-    }
+    const uint32_t pairs = static_cast<uint32_t>(load_codes<kEven, 4>(block + at / 2)),
+                   even = pairs & 0x0f0f0f0fu, odd = pairs >> 4 & 0x0f0f0f0fu;
+    const uint64_t codes = __byte_perm(even, odd, 0x5140) |
+                           static_cast<uint64_t>(__byte_perm(even, odd, 0x7362)) << 32;
     const float zero = row.zeros == nullptr ? 8.0f : row.zeros[place];
     return {codes, zero, scale_at(row, place), 0.0f};
   } else if constexpr (is_fp4(kFormat)) {
@@ -261,6 +259,41 @@ __device__ inline void write_numbers(T* out, const StoredRow& row, int64_t k, in
 #pragma unroll
     for (int j = 0; j < kPack; ++j) {
       if (j < count) out[i + j] = from_float<T>(numbers[j]);
+    }
+  }
+}
+
+template <typename T>
+__device__ inline void store_numbers(T* out, const float (&numbers)[kPack]) {
+  Pack<T> pack;
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) pack.e[j] = from_float<T>(numbers[j]);
+  *reinterpret_cast<Pack<T>*>(out) = pack;
+}
+
+// The same where out is of whole 16-byte vectors, k of packs, and rows of codes are too (fp8), or
+// begin at even addresses.
+template <typename T>
+__device__ inline void write_packs(T* out, const StoredRow& row, int64_t k, int threads) {
+  constexpr int kAtOnce = 4;
+  const bool is_fp8 = row.format == WeightFormat::kFp8;
+  const int64_t step = static_cast<int64_t>(threads) * kPack;
+  for (int64_t first = threadIdx.x * kPack; first < k; first += kAtOnce * step) {
+    StoredPack packs[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t column = min(first + j * step, k - kPack);
+      packs[j] = is_fp8 ? load_fp8<true>(row, column, kPack) : load_block<true>(row, column);
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      float numbers[kPack];
+      if (is_fp8) {
+        decode<true>(packs[j], numbers);
+      } else {
+        decode<false>(packs[j], numbers);
+      }
+      if (first + j * step < k) store_numbers(out + first + j * step, numbers);
     }
   }
 }
