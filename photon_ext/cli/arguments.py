@@ -316,7 +316,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--quantize",
         choices=CHOICES,
-        help="weights, as generate takes it; by default none, as on a GPU that has room for it",
+        help="weights, as generate takes it; by default as on a GPU that has room for all of them",
     )
     plan.add_argument(
         "--kv-dtype",
@@ -346,7 +346,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--quantize",
         choices=CHOICES,
         help="weights in memory: stored (as in the file), none (all in the dtype), or rounded to "
-        "fp8 or int4; by default stored, but none on a GPU that has room for it",
+        "fp8 or int4; by default stored, but none on a GPU with room for it and no fast kernels "
+        "for what is stored",
     )
 
 

@@ -16,6 +16,7 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     GPUS,
     Target,
+    default_quantize,
     gpu_target,
     hopper_unsupported,
     plan_kernels,
@@ -35,10 +36,12 @@ In steps with chunks attention of decode rows goes by their number, the head by 
 def planned(arguments: argparse.Namespace) -> str:
     """The report, or with --json an object. Raises ModelError: there is no such model."""
     with starting():
-        # unasked as on a GPU that has room for it
-        config = requantized(_config(arguments.plan), arguments.quantize or "none")
+        config = _config(arguments.plan)
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
+    # unasked as on a GPU that has room for both
+    quantize = arguments.quantize or default_quantize(config, target, dtype)
+    config = requantized(config, quantize)
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
     fp8_kv = arguments.kv_dtype is not None
     entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))

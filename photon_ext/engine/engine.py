@@ -200,7 +200,8 @@ class Engine(SpatialSkills):
                 stored so, else bfloat16.
             quantize: how weights lie in memory: "stored" (as the file has them), "none" (all in the
                 dtype), "fp8" or "int4" (each rounded to the nearest, the head to fp8). None:
-                "stored" on a CPU; on a GPU "none" where it fits: see load_model.
+                "stored"; but "none" on a GPU with room for it, and without fast kernels for what
+                is stored: see load_model.
             vision: an encoder for images; it needs the option embeds_tokens.
             region: heads for points and boxes (models.region); copied to the model's device.
             options: those of EngineOptions, by name.

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from photon_ext.errors import ModelError
 from photon_ext.models.kernel_plan import (
     ALL,
+    GPUS,
     ExecutionMode,
     ExecutionModes,
     KernelPlan,
@@ -25,6 +26,7 @@ from photon_ext.models.kernel_plan import (
     linears_unsupported,
     plan_kernels,
 )
+from photon_ext.models.loading import loader
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.loader import LoadedModel, config_in_memory, load_model
 from photon_ext.models.lora import LoraShape, LoraSlots
@@ -312,15 +314,21 @@ def test_rows_that_change_their_order_have_scales_of_their_own() -> None:
         hf_config({**PUBLISHED["phi-4-mini"], "quantization_config": blocks()})
 
 
-def test_a_gpu_expands_weights_where_it_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fast kernels read no others; unless it is asked not to."""
-    stored = hf_config({**QWEN3, "quantization_config": blocks()})
-    plain, cuda = hf_config(QWEN3), torch.device("cuda")
+@pytest.mark.parametrize(("gpu", "has_kernels"), [("h100", True), ("a100", False)])
+def test_a_gpu_without_kernels_for_them_expands_weights_where_it_has_room(
+    monkeypatch: pytest.MonkeyPatch, gpu: str, has_kernels: bool
+) -> None:
+    """Unless it is asked not to."""
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    values = {**QWEN3, **sizes, "vocab_size": 512}
+    stored = hf_config({**values, "quantization_config": blocks()})
+    plain, cuda = hf_config(values), torch.device("cuda")
+    monkeypatch.setattr(loader, "target_of", lambda device: gpu_target(GPUS[gpu]))
     size = empty_weights(plain, torch.bfloat16, "meta").nbytes
     for free, expected in ((2 * size, None), (size, stored.quantization)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, free))
         found = config_in_memory(stored, None, torch.bfloat16, cuda)
-        assert found.quantization == expected
+        assert found.quantization == (stored.quantization if has_kernels else expected)
     for quantize, expected in (("stored", stored.quantization), ("none", None)):
         found = config_in_memory(stored, quantize, torch.bfloat16, cuda)
         assert found.quantization == expected

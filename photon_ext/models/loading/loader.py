@@ -10,6 +10,7 @@ import torch
 
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.kernel_plan import default_quantize, dtype_name, target_of
 from photon_ext.models.loading.model_files import (
     damage_names,
     directory_config,
@@ -64,8 +65,8 @@ def load_model(
         quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8,
             int4, mxfp4, nvfp4, and the common blocks of GGUF files. "none": all in the dtype.
             "fp8", "int4": each number rounded to the nearest, with a scale a row, or a group of up
-            to 128 columns; in "int4" the head is fp8. None: "stored"; but on a GPU "none" where
-            that takes at most 0.7 of its free memory.
+            to 128 columns; in "int4" the head is fp8. None: "stored"; but "none" on a GPU whose
+            fast kernels do not read all of that, where it takes at most 0.7 of the free memory.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.
@@ -132,6 +133,8 @@ def config_in_memory(
     """How weights lie there, by `quantize` of load_model; `stored`: as the file has them."""
     if quantize is not None or device.type == "cpu":
         return requantized(stored, quantize)
+    if default_quantize(stored, target_of(device), dtype_name(dtype)) == "stored":
+        return stored
     plain = requantized(stored, "none")
     free, _ = torch.cuda.mem_get_info(device)
     fits = empty_weights(plain, dtype, "meta").nbytes <= MOST_OF_FREE * free
