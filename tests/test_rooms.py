@@ -52,7 +52,16 @@ ROOMS = {
 # What a folder inside models/ may import of it: nothing that runs what it makes
 MODELS = {
     "layers": {"config", "kernel_plan", "projections", "quantization", "rope", "layers"},
-    "loading": {"config", "quantization", "requantize", "weights", "lora", "loading", "text"},
+    "loading": {
+        "config",
+        "kernel_plan",
+        "quantization",
+        "requantize",
+        "weights",
+        "lora",
+        "loading",
+        "text",
+    },
     "text": {"loading", "text"},
 }
 CSRC = {
