@@ -126,7 +126,10 @@ GROUPS = compressed()["config_groups"]
         (compressed(actorder="dynamic"), "actorder 'dynamic'"),
         (compressed(actorder=True), "actorder True"),
         (compressed(group_size=16), "int4 weights with group_size 16"),
-        (compressed(fields={"kv_cache_scheme": {"num_bits": 8}}), "with kv_cache_scheme"),
+        (
+            compressed(fields={"kv_cache_scheme": {"num_bits": 8}}),
+            "with a kv_cache_scheme of another type",
+        ),
         (compressed(fields={"transform_config": {"a": 1}}), "with transform_config"),
         (compressed(fields={"sparsity_config": {"format": "x"}}), "with sparsity_config"),
         (compressed(fields={"config_groups": {}}), r"config_groups \[\], more or less than one"),

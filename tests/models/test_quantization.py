@@ -169,6 +169,19 @@ def test_a_static_scheme_of_activations_is_known_and_not_read(tmp_path: Path) ->
     assert_same_numbers(tmp_path)
 
 
+def test_scales_of_keys_and_values_are_known_and_not_read(tmp_path: Path) -> None:
+    """An engine that stores them in fp8 has scales of its own."""
+    scheme = {"type": "float", "num_bits": 8, "strategy": "tensor", "dynamic": False}
+    config = {**compressed("channel"), "kv_cache_scheme": scheme}
+    folder = folders(tmp_path, QWEN3, config, strategy="channel")
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(2):
+        for which in ("k_scale", "v_scale"):
+            tensors[f"model.layers.{layer}.self_attn.{which}"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors")
+    assert_same_numbers(tmp_path)
+
+
 # --- what does not belong together ----------------------------------------------------------------
 
 
@@ -299,7 +312,10 @@ def test_hazard_c8_a_mixed_file_loads_as_its_config_says(tmp_path: Path) -> None
         (compressed("block", block_structure=[1, 128]), r"block_structure \[1, 128\]"),
         ({**compressed("channel"), "format": "pack-quantized"}, "format 'pack-quantized'"),
         ({**compressed("channel"), "config_groups": {"a": {}, "b": {}}}, "config_groups"),
-        ({**compressed("channel"), "kv_cache_scheme": {"num_bits": 8}}, "with kv_cache_scheme"),
+        (
+            {**compressed("channel"), "kv_cache_scheme": {"type": "int", "num_bits": 8}},
+            "with a kv_cache_scheme of another type than float8",
+        ),
     ],
 )
 def test_other_schemes_are_refused_by_name_with_what_can_be_read(

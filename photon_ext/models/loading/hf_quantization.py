@@ -27,7 +27,8 @@ from photon_ext.models.loading.quantization_fields import (
 from photon_ext.models.quantization import Fp4Scheme, Fp8Scheme, Quantization, ScaleShare
 from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
-ACTIVATION_SCALES = ("input_scale", "input_global_scale")
+# of inputs, and of keys and values
+ACTIVATION_SCALES = ("input_scale", "input_global_scale", ".k_scale", ".v_scale")
 _BLOCK = [SCALE_BLOCK, SCALE_BLOCK]
 # by compressed-tensors' names, with its strategy
 _FP4 = {

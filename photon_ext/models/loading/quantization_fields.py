@@ -44,7 +44,8 @@ class CompressedWeights(NamedTuple):
 
 def compressed_weights(config: ConfigReader, source: str) -> CompressedWeights:
     """Of a `quantization_config`. ModelError: not all linears are stored alike, or more than
-    weights is.
+    weights is. A kv_cache_scheme in fp8 changes no weight: keys and values are what the engine is
+    asked for (`kv_dtype`), with scales of its own.
     """
     names = config.keys("config_groups")
     groups = config.object("config_groups")
@@ -58,10 +59,13 @@ def compressed_weights(config: ConfigReader, source: str) -> CompressedWeights:
         refuse(source, f"compressed-tensors without weights in {names[0]}")
     if group.items("targets") != ["Linear"]:
         refuse(source, f"compressed-tensors with targets {shown(group.items('targets'))}")
-    for key in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+    for key in ("sparsity_config", "transform_config"):
         other = config.object(key)
         if other is not None and other.get("format") != "dense":
             refuse(source, f"compressed-tensors with {key}")
+    cache = config.object("kv_cache_scheme")
+    if cache is not None and (cache.get("type"), cache.get("num_bits")) != ("float", 8):
+        refuse(source, "compressed-tensors with a kv_cache_scheme of another type than float8")
     patterns = [
         f"(?:{name[3:]}).*" if name.startswith("re:") else re.escape(name)
         for name in module_names(config, "ignore")
