@@ -706,7 +706,8 @@ def linear_residual_(
         weight: [n, k].
         bias: [n], or None.
         counts: as in :func:`linear_into`.
-        hopper, pdl, workspace: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
+        hopper, pdl, workspace: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8,
+            and a dense weight needs no workspace.
     """
     numbers, stored = _stored(weight)
     _linear_residual(residual, x, numbers, bias, counts, hopper, pdl, workspace, *stored)

@@ -8,7 +8,7 @@ namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
 // depend on the number of tokens. Of Hopper kernels kNarrow and kMidStored read weights of fewer
-// bits.
+// bits, and give a token the same bits.
 enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch };
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".
@@ -61,7 +61,7 @@ inline bool is_batch_linear(const LinearParams& p) {
   return p.prologue == Prologue::kNone && p.epilogue != Epilogue::kAdd;
 }
 
-// Of a weight of fewer bits: what the narrow kernels read of it.
+// Of a weight of fewer bits: what kNarrow and kMidStored read of it.
 inline Unsupported stored_unsupported(const LinearParams& p) {
   const Weight& w = p.weight;
   const WeightScales& s = w.scales;

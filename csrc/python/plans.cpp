@@ -181,7 +181,7 @@ void bind_plans(py::module_& m) {
         py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"), py::arg("page_size"),
         py::arg("workspace") = true, py::arg("fp8_kv") = false);
   m.def("link_unsupported", &link_reason, py::arg("dtype"), py::arg("widths"));
-  m.attr("plan_tokens") = py::make_tuple(kNarrowTokens, kMidTokens, kWarpTokens - 1,
+  m.attr("plan_tokens") = py::make_tuple(kNarrowTokens, kStoredTokens, kMidTokens, kWarpTokens - 1,
                                          kBatchWarpTokens - 1, kBalancedTokens);
   m.def("linear_workspace_words", &linear_workspace_words, py::arg("tokens"), py::arg("k"));
   m.def("linear_norm_workspace_words", &linear_norm_workspace_words, py::arg("tokens"),

@@ -64,7 +64,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """What the table follows from; `page_size` in tokens; `fp8_kv`: keys and values are in fp8."""
+    """What the table follows from; `page_size` in tokens; `fp8_kv`: keys and values are in fp8;
+    `most_tokens` of a step: what a GPU's chunk of prompts is, unless an engine is told otherwise.
+    """
 
     config: ModelConfig
     target: Target
@@ -72,6 +74,7 @@ class Setting:
     plan: KernelPlan
     page_size: int = 16
     fp8_kv: bool = False
+    most_tokens: int = 2048
 
 
 def step_kernels(setting: Setting) -> list[Entry]:
@@ -136,7 +139,9 @@ def _linear(one: Setting, mode: ExecutionMode, tokens: int, shape: ProjectionSha
         return Chosen(
             "tile", linears_unsupported(one.config, one.target, one.dtype) if fused else None
         )
-    spare = one.plan.chunks.fused_tokens > 0 and has_spare_workspace(one.config)
+    spare = one.plan.chunks.fused_tokens > 0 and has_spare_workspace(
+        one.config, one.plan, one.most_tokens
+    )
     workspace = mode is ExecutionMode.BATCH or spare
     return Chosen(*plan_projection(shape, mode, one.target, one.dtype, tokens, workspace))
 

@@ -309,10 +309,11 @@ def plan_projection(
     return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept)
 
 
-def linear_workspace_words(config: ModelConfig, tokens: int) -> int:
-    """Of a workspace for any fused linear of so many tokens: those of few bits all use one, dense
-    ones where they normalize.
+def linear_workspace_words(config: ModelConfig, plan: KernelPlan, tokens: int) -> int:
+    """Of a workspace for any fused linear of up to so many tokens: those of few bits all use one,
+    dense ones where they normalize.
     """
+    tokens = min(tokens, max(plan.decode.fused_tokens, plan.chunks.fused_tokens))
     shapes = layer_projections(config).values()
     few_bits = config.quantization is not None
     return _C.linear_workspace_words(
@@ -321,13 +322,17 @@ def linear_workspace_words(config: ModelConfig, tokens: int) -> int:
 
 
 def has_spare_workspace(
-    config: ModelConfig, tokens: int = 1, segments: int = 1, itemsize: int = 2
+    config: ModelConfig,
+    plan: KernelPlan,
+    tokens: int,
+    segments: int = 1,
+    itemsize: int = 2,
 ) -> bool:
-    """Whether the buffer of gate and up, of `tokens` tokens, has room for the workspace of linears
-    of up to so many tokens or `segments`. A narrow MLP has too little.
+    """Whether the buffer of gate and up, of `tokens` tokens, has room for the workspace of fused
+    linears of up to so many tokens or `segments`. A narrow MLP may have too little.
     """
     words = tokens * layer_projections(config)["gate_up"].n * itemsize // 4
-    return words >= linear_workspace_words(config, max(tokens, segments))
+    return words >= linear_workspace_words(config, plan, max(tokens, segments))
 
 
 def decode_attention_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:

@@ -71,7 +71,7 @@ MANY_SHARERS = (128, 2, 66, 1, 64, 128, 131)
 NARROW_MLP = (576, 2, 2, 1, 64, 192, 131)
 STORED = (256, 2, 4, 2, 128, 256, 136)
 NOT_LAUNCHED = {WITHIN, TORCH, "sample", "sample (clusters)"}
-NO_CHOICE = {"gather_rows", "decode_meta_set", "dequantize"}
+NO_CHOICE = {"gather_rows", "decode_meta_set", "dequantize", "prepare_x"}
 
 
 @cache
@@ -124,8 +124,9 @@ CASES = [
     Case(MANY_SHARERS, (1,)),
     Case(NARROW_MLP, (64, 96), exact=True),
     Case(ROUND, (1, 33), fp8_kv=True),
-    Case(STORED, (1, 33, 65), quantize="fp8"),
-    Case(STORED, (1, 33, 65), quantize="int4"),
+    Case(STORED, (1, 16, 17, 33, 65), quantize="fp8"),
+    Case(STORED, (1, 17, 33), quantize="int4"),
+    Case(STORED, (65,), exact=True, quantize="fp8"),
     Case(ROUND, (1, 33, 65), quantize="fp8"),  # a vocabulary that Hopper kernels do not read
 ]
 

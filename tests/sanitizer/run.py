@@ -39,6 +39,7 @@ TESTS = (
     "tests/ops/test_linear.py",
     "tests/ops/test_stored_linear.py",
     "tests/ops/test_narrow_stored.py",
+    "tests/ops/test_mid_stored.py",
     "tests/ops/test_lora.py",
     "tests/ops/test_lora_link.py",
     "tests/ops/test_spatial.py",
@@ -59,7 +60,7 @@ TESTS = (
 # processes each, of 30 to 70 tests
 TOOLS = {"racecheck": 20, "memcheck": 10, "synccheck": 10}
 # For how many barriers of a block synccheck keeps room: its own guess is too low where they are an
-# array, and then it fails. A block has up to 48, yet with 64 it ran out of room where kernels that
+# array, and then it fails. A block has up to 67, yet with 64 it ran out of room where kernels that
 # lay them out in several ways had run in one process.
 OPTIONS = {"synccheck": ("--num-cuda-barriers", "256")}
 # What a tool takes for an error and is none: PTX lets the two roles of lora_link arrive at a named

@@ -32,9 +32,8 @@ struct Multiplier {
   unsigned char* shared;
   int x_at, of_x_at;  // in shared memory
   int group, lane;    // lane: of the warp
-  int offset,
-      m_tile;        // of what the lane points load_matrices() to in a stage; from M tile to M tile
-  Stage weights, x;  // of the group's rings
+  int offset;         // of what the lane points load_matrices() to, in a stage
+  Stage weights, x;   // of the group's rings
   float sums[kMTiles][kHalves][kSums];
 
   __device__ Multiplier(const Params& p, const CtaWork& work, const Layout<Size>& at,
@@ -133,8 +132,7 @@ struct Multiplier {
     warpgroup_settle(a);
   }
 
-  // By 32 tokens. Where it has several groups of columns, it has a sum of
-  // their scaled products.
+  // By 32 tokens. A K block of several groups of columns has a sum of their scaled products.
   __device__ void multiply(float (&to)[kSums], const uint32_t (&a)[kDepths][4],
                            const BlockScales<Load>& scales, int stage) const {
     if constexpr (Load::kGroups == 1) {
@@ -370,8 +368,8 @@ __device__ void copy(const Params& p, const CtaWork& work, const Layout<Size>& a
                      const Barriers<Size>& barriers, unsigned char* shared) {
   const int warp = of_warp(static_cast<int>(threadIdx.x) / kWarpSize % kGroupWarps);
   if (warp == 0) copy_weights<Size>(p, work, shared + at.ring, barriers);
-  if (warp != 1) return;
   wait_for_earlier();
+  if (warp != 1) return;
   fence_async_global();  // x is read by copies
   copy_x<Size>(p, work, at, shared, barriers);
 }

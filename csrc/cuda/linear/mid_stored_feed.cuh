@@ -31,6 +31,7 @@ __device__ void copy_weights(const Params& p, const CtaWork& work, unsigned char
           unsigned char* const to = ring + place * p.stage_bytes;
           Barrier* const full = &barriers.weights[place];
           wait_barrier(&barriers.read[place], stages[i].parity ^ 1);
+          __syncwarp();  // no lane waits for a phase that the next one has followed
           if (is_elected()) {
             arrive_expecting(full, p.stage_bytes);
             copy_row_tile(to, weight, rows.first, column, full, policy);

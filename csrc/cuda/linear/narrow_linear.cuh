@@ -1,4 +1,4 @@
-// The Hopper linears for up to 8 tokens, and of weights of fewer bits for up to 32.
+// The Hopper linears for up to 8 tokens, and of weights of fewer bits for up to 16.
 //
 // Tensor copies bring the weights into a ring in shared memory. A stage of the ring is a tile of 16
 // rows by 512 columns of bfloat16, or half a tile where no CTA has more; of fewer bits it has 1024

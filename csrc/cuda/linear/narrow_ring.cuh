@@ -28,8 +28,7 @@ struct Size {
   static constexpr int kScaleBytes = kTileRows * (Load::kScalePitch + Load::kZeroPitch);
   static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
   static constexpr int kResidents = kTiles * kTokenTiles > 12 ? 1 : 2;  // of an SM, by registers
-  static constexpr int kPartialBytes =  // three tiles of eight tokens, or one
-      kSlotBytes * (kTokens > 3 * kTokenTile ? kTokens : 3 * kTokenTile);
+  static constexpr int kPartialBytes = kSlotBytes * 3 * kTokenTile;     // of three eights of tokens
 };
 
 // Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch

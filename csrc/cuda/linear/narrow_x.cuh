@@ -1,6 +1,6 @@
 // x as a warp's matrix instructions take it: of a K block and some eights of tokens. The narrow
 // linears prepare it in registers, and for more tokens a kernel does so for all CTAs
-// (prepare_x.cu).
+// (prepare_x.cuh).
 #pragma once
 #include "cuda/linear/narrow_load.cuh"
 #include "cuda/linear/stream_common.cuh"

@@ -18,9 +18,9 @@
 // instruction comes from L2, which takes six times as long (benchmarks/FINDINGS.md). So ops
 // that differ little share one kernel, which reads its params to tell them apart.
 //
-// More than 64 tokens that are normalized without a workspace go in groups, a launch each. A group
-// writes its own tokens and reads none that another group writes. So it may start early behind the
-// group before, like any kernel of a chain.
+// More than 64 tokens that are normalized without a workspace, or of weights of fewer bits, go in
+// groups, a launch or two each. A group writes its own tokens and reads none that another group
+// writes. So it may start early behind the group before, like any kernel of a chain.
 #pragma once
 #include "common/linear.h"
 #include "cuda/bf16.cuh"

@@ -134,7 +134,7 @@ def workspace_words(
     """
     linear = batch = 0
     if plan.chunks.fused_tokens and lora:
-        linear = linear_workspace_words(config, max(tokens, segments))
+        linear = linear_workspace_words(config, plan, max(tokens, segments))
     most = max(plan.decode.batch_tokens, plan.chunks.batch_tokens)
     if most:
         batch = ops.linear_norm_workspace_words(min(most, tokens), config.hidden)
@@ -168,7 +168,7 @@ def allocate_workspaces(
     linear, spare = zeros(words.linear), arena.activations.gate_up
     if linear is None and plan.chunks.fused_tokens:
         sizes = len(spare), len(arena.activations.logits), spare.itemsize
-        if has_spare_workspace(config, *sizes):  # else the linears go in groups of tokens
+        if has_spare_workspace(config, plan, *sizes):  # else the linears go in groups of tokens
             linear = spare.view(-1).view(torch.float32)
     numbers = zeros(words.numbers)
     if numbers is not None:
