@@ -295,7 +295,9 @@ class PipelineMachine(RuleBasedStateMachine):
         assert self.runtime.stats.blocking_waits == self.runtime.stats.launches
 
 
-TestPipelineMachine = PipelineMachine.TestCase
+TestPipelineMachine = pytest.mark.slow("random programs of steps, and checks behind each")(
+    PipelineMachine.TestCase
+)
 TestPipelineMachine.settings = settings(
     max_examples=25 * EXAMPLES,
     stateful_step_count=50,
