@@ -37,8 +37,6 @@ ALL = sys.maxsize  # tokens: a bound that no step reaches
 OWN_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for up to this many tokens
 FUSED_TOKENS = 64
-# and where all weights are of few bits: beyond it, decoding them for torch moves fewer bytes
-STORED_FUSED_TOKENS = 64
 # Steps of these numbers of tokens go through the Hopper linears for a batch instead: faster than
 # the fused ones and than torch's products up to the size of a 4B, as fast with an 8B (FINDINGS)
 LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
@@ -206,7 +204,7 @@ def plan_kernels(
     if config.quantization is not None:
         modes = plain
         if linears_unsupported(config, target, dtype) is None:
-            modes = ExecutionModes(STORED_FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
+            modes = ExecutionModes(FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
         return KernelPlan(True, modes, modes, torch_too, torch_too)
     fits = linears_unsupported(config, target, dtype) is None
     batch = torch_too and batch_unsupported(config, target, dtype) is None

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from photon_ext import _C
-from tests.ops.numeric import assert_close, assert_same_bits, ints
+from tests.ops.numeric import assert_same_bits, ints
 from tests.ops.stored import Kind, in_wider_rows
 from tests.ops.test_narrow_stored import (
     KINDS,
+    assert_near_float64,
+    assert_same_in_groups,
     assert_same_results,
-    exact,
     fused,
-    in_groups,
     operands,
 )
 
@@ -32,19 +32,14 @@ SHAPES = [(8, 512), (72, 1536), (40, 4608), (360, 512), (1160, 512)]
 def test_results_are_near_the_float64_reference(
     device: str, kind: Kind, n: int, k: int, tokens: int
 ) -> None:
-    o = operands(kind, tokens, n, k, device)
-    for actual, expected in zip(fused(o), exact(o), strict=True):
-        assert_close(actual, expected, slack=2)
+    assert_near_float64(operands(kind, tokens, n, k, device))
 
 
 @pytest.mark.emulated_later(k=(1536, 4608))
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_token_has_the_same_bits_in_every_batch(device: str, kind: Kind, n: int, k: int) -> None:
-    o = operands(kind, 70, n, k, device)
-    together = fused(o)
-    for size in (35, 33, 8, 16, 17, 32):
-        assert_same_results(in_groups(o, size), together)
+    assert_same_in_groups(operands(kind, 70, n, k, device), (35, 33, 8, 16, 17, 32))
 
 
 @pytest.mark.parametrize("kind", [KINDS[2], KINDS[4]], ids=str)

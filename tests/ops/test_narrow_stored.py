@@ -4,6 +4,7 @@ and a token has the same bits alone and in any batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import pytest
@@ -105,6 +106,17 @@ def assert_same_results(actual: Results, expected: Results) -> None:
         assert_same_bits(one, other)
 
 
+def assert_same_in_groups(o: Operands, sizes: Sequence[int]) -> None:
+    together = fused(o)
+    for size in sizes:
+        assert_same_results(in_groups(o, size), together)
+
+
+def assert_near_float64(o: Operands) -> None:
+    for actual, expected in zip(fused(o), exact(o), strict=True):
+        assert_close(actual, expected, slack=2)
+
+
 @pytest.mark.emulated_later(k=(1536, 4608))
 @pytest.mark.parametrize("tokens", [1, 8, 13, 30, 35])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
@@ -112,19 +124,14 @@ def assert_same_results(actual: Results, expected: Results) -> None:
 def test_results_are_near_the_float64_reference(
     device: str, kind: Kind, n: int, k: int, tokens: int
 ) -> None:
-    o = operands(kind, tokens, n, k, device)
-    for actual, expected in zip(fused(o), exact(o), strict=True):
-        assert_close(actual, expected, slack=2)
+    assert_near_float64(operands(kind, tokens, n, k, device))
 
 
 @pytest.mark.emulated_later(k=(1536, 4608))
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_token_has_the_same_bits_in_every_batch(device: str, kind: Kind, n: int, k: int) -> None:
-    o = operands(kind, 35, n, k, device)
-    together = fused(o)
-    for size in (1, 3, 8, 9, 16, 17):
-        assert_same_results(in_groups(o, size), together)
+    assert_same_in_groups(operands(kind, 35, n, k, device), (1, 3, 8, 9, 16, 17))
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
