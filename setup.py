@@ -72,6 +72,7 @@ SM_100_ARCHS = {"compute_100a": "sm_100a"}
 # whose kernels are launched where hopper_runs() alone: see csrc/cuda/launch.cuh
 HOPPER = (
     "batch_linear",
+    "batch_stored",
     "balanced_attention",
     "fp8_split_attention",
     "split_attention",
@@ -79,6 +80,7 @@ HOPPER = (
     "large_linear",
     "mid_stored",
     "narrow_stored",
+    "sum_norm",
     "warp_attention",
 )
 OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
@@ -94,6 +96,7 @@ EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include -DPHO
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
 CHAINED = (
     "batch_linear",
+    "batch_stored",
     "dequantize",
     "embedding",
     "balanced_attention",
@@ -112,6 +115,7 @@ CHAINED = (
     "large_linear",
     "mid_stored",
     "narrow_stored",
+    "sum_norm",
     "warp_attention",
 )
 STAMPED = ("split_attention", "stream_linear")  # what hands out its stamps (csrc/cuda/stamps.cuh)

@@ -8,8 +8,9 @@ namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
 // depend on the number of tokens. Of Hopper kernels kNarrow and kMidStored read weights of fewer
-// bits, and give a token the same bits.
-enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch };
+// bits, and give a token the same bits, and so does kBatchStored, whose bits are as those of
+// kBatch.
+enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch, kBatchStored };
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".
 constexpr const char* name_of(LinearKernel kernel) {
@@ -26,6 +27,8 @@ constexpr const char* name_of(LinearKernel kernel) {
       return "large";
     case LinearKernel::kBatch:
       return "batch";
+    case LinearKernel::kBatchStored:
+      return "batch_stored";
   }
   return "";
 }
@@ -61,13 +64,12 @@ inline bool is_batch_linear(const LinearParams& p) {
   return p.prologue == Prologue::kNone && p.epilogue != Epilogue::kAdd;
 }
 
-// Of a weight of fewer bits: what kNarrow and kMidStored read of it.
+// Of a weight of fewer bits: what Hopper kernels read of it.
 inline Unsupported stored_unsupported(const LinearParams& p) {
   const Weight& w = p.weight;
   const WeightScales& s = w.scales;
   if (w.format != WeightFormat::kFp8 && w.format != WeightFormat::kInt4)
     return {"of weights of fewer bits they read fp8 and int4"};
-  if (is_batch_linear(p)) return {"those of a batch read bfloat16 alone"};
   if (p.outputs() % kHopperOutputs != 0)
     return {"the number of outputs is no multiple of 8", p.outputs()};
   if (w.format == WeightFormat::kFp8)
@@ -147,9 +149,10 @@ inline Unsupported hopper_linear_unsupported(const LinearParams& p, const Gpu& g
 inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& gpu) {
   if (p.backend == Backend::kPortable) return {LinearKernel::kTile};
   if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
-  if (is_batch_linear(p)) return {LinearKernel::kBatch};
+  const bool is_dense = p.weight.format == WeightFormat::kDense;
+  if (is_batch_linear(p)) return {is_dense ? LinearKernel::kBatch : LinearKernel::kBatchStored};
   const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
-  if (p.weight.format != WeightFormat::kDense) {
+  if (!is_dense) {
     if (p.tokens <= kStoredTokens) return {LinearKernel::kNarrow};
     if (has_workspace)
       return {LinearKernel::kMidStored,

@@ -20,6 +20,12 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return bits;
 }
 
+// One of the two types, by its bits.
+__device__ inline float wide(uint32_t bits, bool is_half) {
+  return is_half ? __half2float(__ushort_as_half(static_cast<uint16_t>(bits)))
+                 : __uint_as_float(bits << 16);
+}
+
 // Two products, rounded once.
 __device__ inline uint32_t times_bf16(uint32_t a, uint32_t b) {
   __nv_bfloat162 x, y;

@@ -174,7 +174,8 @@ class Decoder:
         self._run_layers(self._execution(mode, step, buffers, step.counts[Count.TOKENS :]))
         if step.score is not None:
             self._score_tokens(step, buffers, modes)
-        self._write_logits(step, buffers, modes.head(segments, mode))
+        is_dense = self.weights.head.shape.is_dense
+        self._write_logits(step, buffers, modes.head(segments, mode, is_dense))
         step.logits = buffers.logits
 
     def _execution(

@@ -43,6 +43,9 @@ LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
 # So do steps of up to NARROW_BATCH_TOKENS where a layer has no more weights than the second number:
 # a product is mostly its begin and its end there. A 0.6B gains 4 to 7 %, a 1B and a 4B lose
 NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
+# And of weights of fewer bits, which torch reads when they have been decoded: an 8B's steps of 256
+# tokens take 0.8 to 0.9 times as long. With fewer tokens the fused linears are faster (FINDINGS)
+LEAST_STORED_BATCH_TOKENS, STORED_BATCH_TOKENS = 33, 256
 ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
@@ -98,7 +101,7 @@ class ExecutionMode(Enum):
 
 @dataclass(frozen=True)
 class ExecutionModes:
-    """The mode of a step by its tokens: BATCH from `LEAST_BATCH_TOKENS` to `batch_tokens`, else
+    """The mode of a step by its tokens: BATCH from `least_batch_tokens` to `batch_tokens`, else
     FUSED up to `fused_tokens`, else OWN up to `own_tokens`, else TORCH. ConfigError: a field is not
     an integer from 0 on.
     """
@@ -106,6 +109,7 @@ class ExecutionModes:
     fused_tokens: int = 0
     own_tokens: int = ALL
     batch_tokens: int = 0
+    least_batch_tokens: int = LEAST_BATCH_TOKENS
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
@@ -118,7 +122,7 @@ class ExecutionModes:
         return max(self.fused_tokens, self.own_tokens, self.batch_tokens) < ALL
 
     def of(self, tokens: int) -> ExecutionMode:
-        if LEAST_BATCH_TOKENS <= tokens <= self.batch_tokens:
+        if self.least_batch_tokens <= tokens <= self.batch_tokens:
             return ExecutionMode.BATCH
         return self.besides_batch(tokens)
 
@@ -128,12 +132,13 @@ class ExecutionModes:
             return ExecutionMode.FUSED
         return ExecutionMode.OWN if tokens <= self.own_tokens else ExecutionMode.TORCH
 
-    def head(self, segments: int, layers: ExecutionMode) -> ExecutionMode:
-        """The mode of the head behind layers that ran in mode `layers`. BATCH leaves their
-        output normalized: then torch's product takes less time than the fused linear.
+    def head(self, segments: int, layers: ExecutionMode, is_dense: bool) -> ExecutionMode:
+        """The mode of the head behind layers that ran in mode `layers`; `is_dense`: it has the
+        dtype of the model. BATCH leaves their output normalized: then torch's product takes less
+        time than the fused linear, and that of a batch less than to decode a weight for torch.
         """
-        if layers is ExecutionMode.BATCH and segments >= LEAST_BATCH_TOKENS:
-            return ExecutionMode.TORCH
+        if layers is ExecutionMode.BATCH and segments >= self.least_batch_tokens:
+            return ExecutionMode.TORCH if is_dense else ExecutionMode.BATCH
         return self.besides_batch(segments)
 
 
@@ -189,9 +194,9 @@ def plan_kernels(
     `balanced_attention` or `batch_attention` is set.
     Steps with chunks are fused only where Hopper kernels take all linears. Where weights are stored
     in fewer bits (`ModelConfig.quantization`), no step is, unless Hopper kernels take all linears:
-    steps go op by op through the portable ones. Those of many tokens go through torch, for which
-    weights are decoded; attention and sampling stay as they are. ConfigError: a value that `dtype`,
-    `backend` or `exact` cannot have.
+    steps go op by op through the portable ones. Those of more tokens than a batch's linears take go
+    through torch, for which weights are decoded; attention and sampling stay as they are.
+    ConfigError: a value that `dtype`, `backend` or `exact` cannot have.
     """
     check_backend(backend)
     check_flag("exact", exact)
@@ -201,15 +206,14 @@ def plan_kernels(
     plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
-    if config.quantization is not None:
-        modes = plain
-        if linears_unsupported(config, target, dtype) is None:
-            modes = ExecutionModes(FUSED_TOKENS if torch_too else ALL, plain.own_tokens)
-        return KernelPlan(True, modes, modes, torch_too, torch_too)
     fits = linears_unsupported(config, target, dtype) is None
     batch = torch_too and batch_unsupported(config, target, dtype) is None
-    most = most_batch_tokens(config) if batch else 0
-    fused = ExecutionModes(FUSED_TOKENS if torch_too else ALL, plain.own_tokens, most)
+    most = FUSED_TOKENS if torch_too else ALL
+    if config.quantization is not None:
+        few_bits = STORED_BATCH_TOKENS if batch else 0, LEAST_STORED_BATCH_TOKENS
+        modes = ExecutionModes(most, plain.own_tokens, *few_bits) if fits else plain
+        return KernelPlan(True, modes, modes, torch_too, torch_too)
+    fused = ExecutionModes(most, plain.own_tokens, most_batch_tokens(config) if batch else 0)
     chunks = fused if fits else plain
     return KernelPlan(True, fused, chunks, balanced_attention=torch_too, batch_attention=torch_too)
 

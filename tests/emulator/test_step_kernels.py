@@ -124,9 +124,9 @@ CASES = [
     Case(MANY_SHARERS, (1,)),
     Case(NARROW_MLP, (64, 96), exact=True),
     Case(ROUND, (1, 33), fp8_kv=True),
-    Case(STORED, (1, 16, 17, 33, 65), quantize="fp8"),
+    Case(STORED, (1, 16, 17, 32, 33, 65), quantize="fp8"),
     Case(STORED, (1, 17, 33), quantize="int4"),
-    Case(STORED, (65,), exact=True, quantize="fp8"),
+    Case(STORED, (33, 65), exact=True, quantize="fp8"),
     Case(ROUND, (1, 33, 65), quantize="fp8"),  # a vocabulary that Hopper kernels do not read
 ]
 

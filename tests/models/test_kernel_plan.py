@@ -21,6 +21,7 @@ from photon_ext.models.kernel_plan import (
     ALL,
     BATCH_TOKENS,
     NARROW_BATCH_TOKENS,
+    STORED_BATCH_TOKENS,
     ExecutionMode,
     ExecutionModes,
     KernelPlan,
@@ -34,6 +35,7 @@ from photon_ext.models.kernel_plan import (
     plan_for,
     plan_kernels,
 )
+from photon_ext.models.requantize import requantized
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import random_weights
 
@@ -256,14 +258,29 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
     fused, batch, torch_ = ExecutionMode.FUSED, ExecutionMode.BATCH, ExecutionMode.TORCH
     assert [modes.of(n) for n in (32, 33, 256, 257)] == [fused, batch, batch, torch_]
     assert [modes.besides_batch(n) for n in (33, 64, 65)] == [fused, fused, torch_]
-    assert [modes.head(n, batch) for n in (32, 33, 64)] == [fused, torch_, torch_]
-    assert [modes.head(n, fused) for n in (32, 33, 64)] == [fused] * 3  # with adapters
+    assert [modes.head(n, batch, True) for n in (32, 33, 64)] == [fused, torch_, torch_]
+    assert [modes.head(n, batch, False) for n in (32, 33, 64)] == [fused, batch, batch]
+    assert [modes.head(n, fused, True) for n in (32, 33, 64)] == [fused] * 3  # with adapters
     assert modes.uses_torch
     assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
     allowed = gpu_target((10, 0), hopper_on_10=True)
     assert plan_kernels(CONFIG, allowed, "bfloat16").decode == ExecutionModes(64, 32)
     odd = replace(CONFIG, hidden=200)
     assert plan_kernels(odd, H200, "bfloat16").decode.batch_tokens == 0
+
+
+@pytest.mark.parametrize("form", ["fp8", "int4"])
+def test_a_batchs_linears_read_weights_of_fewer_bits_and_those_of_their_head(form: str) -> None:
+    config = requantized(NAMED_SHAPES["qwen3-8b"], form)
+    entries = table(config)
+    fused = [(1, 16, "narrow"), (17, 32, "mid_stored")]
+    most = STORED_BATCH_TOKENS
+    for step in ("decode", "chunks"):
+        for op in LINEARS:
+            batch = (33, most, "batch_stored")
+            assert runs(entries, step, op) == [*fused, batch, (most + 1, None, "cuBLAS")]
+    exact = [entry for entry in table(config, exact=True) if entry.op in LINEARS]
+    assert {entry.kernel for entry in exact} == {"narrow", "mid_stored"}
 
 
 def test_what_a_batchs_linears_do_not_take() -> None:

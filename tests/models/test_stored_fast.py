@@ -12,7 +12,7 @@ import torch
 from photon_ext import hopper_runs
 from photon_ext.dequantize import dequantized
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.kernel_plan import ExecutionMode
+from photon_ext.models.kernel_plan import ExecutionMode, ExecutionModes, KernelPlan
 from photon_ext.models.requantize import requantized
 from photon_ext.models.weights import (
     DecoderWeights,
@@ -89,6 +89,24 @@ def test_fused_steps_of_stored_weights_are_as_near_to_float32_as_op_by_op(
     rounded = (logits_of(plain, [*range(ROWS)]).float() - exact).norm()
     assert rounded > 0
     assert (logits_of(ours, [*range(ROWS)]).float() - exact).norm() < 1.5 * rounded
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", CONFIGS)
+def test_a_batchs_linears_are_as_near_as_torchs_products_of_decoded_weights(
+    form: str, device: str
+) -> None:
+    """Layers and head; both round the numbers of weights to bfloat16."""
+    config, weights = on(device, form)
+    numbers = Harness(CONFIGS[form], decoded(weights, form), rows=ROWS)
+    exact = logits_of(filled(numbers), [*range(ROWS)])
+    batch, torchs = (
+        filled(Harness(config, weights, rows=ROWS, plan=KernelPlan(True, modes, modes)))
+        for modes in (ExecutionModes(0, 0, 64, 1), ExecutionModes(0, 0))
+    )
+    rounded = (logits_of(torchs, [*range(ROWS)]).float() - exact).norm()
+    assert rounded > 0
+    assert (logits_of(batch, [*range(ROWS)]).float() - exact).norm() < 1.5 * rounded
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -201,7 +201,6 @@ def test_rows_may_lie_apart(device: str, kind: Kind) -> None:
             "the groups of a row with zero points are no multiple of 4 (6)",
         ),
         ({"format": "fp8", "n": 20}, "the number of outputs is no multiple of 8 (20)"),
-        ({"format": "fp8", "op": "linear_into"}, "those of a batch read bfloat16 alone"),
         (
             {"format": "fp8", "dtype": "float16"},
             "the dtype is not bfloat16",

@@ -17,87 +17,27 @@
 
 namespace photon::cuda::batch {
 
-// The warp that fills the rings of a batch's linears (batch_linear.cuh).
-
-// A step that has been multiplied leaves its place in both rings, so one barrier tells of it.
-template <int kBlocks, int kRows, Finish kFinish>
-struct Filler {
-  using R = Rings<kBlocks, kRows>;
-
-  const Params& p;
-  const Tile& tile;
-  const R& rings;
-  uint64_t weight_policy = evict_first(), x_policy = evict_last();
-
-  __device__ Filler(const Params& p, const Tile& tile, const R& rings)
-      : p(p), tile(tile), rings(rings) {}
-
-  // All lanes. Rows at once: no kernel before this one writes them.
-  __device__ void run() const {
-    Stage x_at, weight_at;
-    for (int i = 0; i < min(p.weight_stages, tile.steps); ++i) copy_rows(i, weight_at);
-    wait_for_earlier();
-    fence_async_global();
-    for (int i = 0; i < min(p.x_stages, tile.steps); ++i) copy_tokens(i, x_at);
-#pragma unroll 1
-    for (int i = 0; i + min(p.x_stages, p.weight_stages) < tile.steps; ++i) {
-      wait_barrier(&rings.empty[i % kBatchMaxStages], i / kBatchMaxStages % 2);
-      if (i + p.x_stages < tile.steps) copy_tokens(i + p.x_stages, x_at);
-      if (i + p.weight_stages < tile.steps) copy_rows(i + p.weight_stages, weight_at);
-    }
-    __syncwarp();
-  }
-
- private:
-  // A lane is elected anew for each copy: were it kept, the compiler would make a loop over lanes
-  // of each.
-  __device__ void copy_rows(int step, Stage& at) const {
-    if (is_elected()) {
-      const int first = tile.row_tile * kOutputs<kRows, kFinish>, k_block = tile.first_step + step;
-      const TensorPlace from = kFinish == Finish::kSwiglu
-                                   ? TensorPlace{k_block * kKBlockColumns, 0, first}
-                                   : TensorPlace{0, first, k_block};
-      Barrier* const full = &rings.weight_full[at.index];
-      arrive_expecting(full, R::kWeightBytes);
-      tensor_copy(rings.weight + at.index * R::kWeightBytes, &p.weight.map, from, full,
-                  weight_policy);
-    }
-    at.advance(p.weight_stages);
-  }
-
-  __device__ void copy_tokens(int step, Stage& at) const {
-    if (is_elected()) {
-      Barrier* const full = &rings.x_full[at.index];
-      arrive_expecting(full, R::kXBytes);
-      tensor_copy(rings.x + at.index * R::kXBytes, &p.x.map,
-                  {0, tile.first_token, tile.first_step + step}, full, x_policy);
-    }
-    at.advance(p.x_stages);
-  }
-};
-
 // The sums of a warp group's tokens. While a step is multiplied, the one before is given back.
 template <int kBlocks, int kRows>
 __device__ void multiply(const Params& p, const Tile& tile, const Rings<kBlocks, kRows>& rings,
                          int group, float (&sums)[kRows / 2]) {
   using R = Rings<kBlocks, kRows>;
-  const int lane = threadIdx.x % kWarpSize;
+  const RowTileFragment x(rings.x + group * kBatchBlockTokens * kBatchRowBytes), rows(rings.weight);
+  const bool is_first = threadIdx.x % kWarpSize == 0;
   Stage x_at, weight_at;
 #pragma unroll 1
   for (int step = 0; step < tile.steps; ++step) {
     wait_barrier(&rings.weight_full[weight_at.index], weight_at.parity);
     wait_barrier(&rings.x_full[x_at.index], x_at.parity);
-    const RowTileFragment x(rings.x + x_at.index * R::kXBytes +
-                            group * kBatchBlockTokens * kBatchRowBytes),
-        rows(rings.weight + weight_at.index * R::kWeightBytes);
     warpgroup_begin();
 #pragma unroll
     for (int depth = 0; depth < kKBlockColumns / 16; ++depth)
-      multiply_rows(sums, x, rows, depth, step > 0 || depth > 0);
+      multiply_rows(sums, x.after(x_at.index * R::kXBytes),
+                    rows.after(weight_at.index * R::kWeightBytes), depth, step > 0 || depth > 0);
     warpgroup_commit();
     if (step > 0) {
       warpgroup_wait_but<1>();
-      if (lane == 0) arrive(&rings.empty[(step - 1) % kBatchMaxStages]);
+      if (is_first) arrive(&rings.empty[(step - 1) % kBatchMaxStages]);
     }
     x_at.advance(p.x_stages);
     weight_at.advance(p.weight_stages);
@@ -132,29 +72,30 @@ __device__ void multiply_and_finish(const Params& p, const Tile& tile,
   Writer<kRows, kFinish, kRows / 8>{p, tile, group, active, 0}.run(sums, shared);
 }
 
-template <int kBlocks, int kRows, Finish kFinish>
-__device__ void run_block(const Params& p) {
+// `Feed`: what brings rows and x into the rings (DenseFeed of batch_linear.cu, or StoredFeed of
+// batch_stored.cuh).
+template <int kBlocks, int kRows, Finish kFinish, template <int, int, Finish> typename Feed>
+__device__ void run_block(const typename Feed<kBlocks, kRows, kFinish>::Params& p) {
+  using F = Feed<kBlocks, kRows, kFinish>;
   let_next_start();
   const int active = min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
   const Tile tile(p, kTokens<kBlocks>, active);
   if (tile.live == 0) return wait_for_earlier();  // and so does the other CTA of a cluster
-  const Rings<kBlocks, kRows> rings(p, dynamic_shared());
-  if (threadIdx.x < kBatchMaxStages) {
-    init_barrier(&rings.weight_full[threadIdx.x], 1);
-    init_barrier(&rings.x_full[threadIdx.x], 1);
-    init_barrier(&rings.empty[threadIdx.x], tile.live * (kWarpgroupThreads / kWarpSize));
-  }
+  const F feed(p, tile, dynamic_shared());
+  feed.rings.init(tile.live, F::kFillers);
+  feed.init();
   if (threadIdx.x < kWarpSize) fence_barriers();
   __syncthreads();
   const bool meets = kExchanges<kBlocks, kFinish> && p.splits > 1;
   const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group < tile.live) {
-    multiply_and_finish<kBlocks, kRows, kFinish>(p, tile, rings, group, active);
+    feed.begin_multiplying();
+    multiply_and_finish<kBlocks, kRows, kFinish>(p, tile, feed.rings, group, active);
   } else {
-    if (group == kBlocks) {
-      Filler<kBlocks, kRows, kFinish>(p, tile, rings).run();
-    } else {
+    if (group < kBlocks) {
       wait_for_earlier();
+    } else {
+      feed.run(group - kBlocks);
     }
     if (meets) sync_cluster();
   }

@@ -22,7 +22,8 @@ constexpr int kBatchSms = 132;
 constexpr int kBatchBlockTokens = 64;  // a tile has one block of tokens, or two
 constexpr int kBatchRowBytes = 128;    // of a stage: 64 columns
 constexpr int kBatchMaxStages = 16;
-constexpr int kBatchBarrierBytes = 3 * kBatchMaxStages * 8;
+constexpr int kBatchBarrierBytes = 3 * kBatchMaxStages * 8,
+              kStoredBarrierBytes = 2 * kBatchMaxStages * 8;
 constexpr int kBatchSplits = 4;  // parts of the columns where sums are left for the norm
 
 struct Plan {
@@ -30,6 +31,7 @@ struct Plan {
   int rows;                     // of the weight, of a tile
   int splits;                   // parts of the columns
   int x_stages, weight_stages;  // of the rings
+  int stored_stages;            // of the ring of rows as they are stored, of a weight of fewer bits
   int shared_bytes;             // of a CTA
 };
 
@@ -90,6 +92,20 @@ constexpr int least_rows(Finish finish, bool is_many, int blocks) {
   return finish == Finish::kOutput && blocks == 1 ? 64 : 96;
 }
 
+// The rings of a weight of fewer bits, whose CTA has an SM alone.
+constexpr Plan with_stored_rings(Plan plan) {
+  const int row_bytes = plan.rows * kBatchRowBytes,
+            x_bytes = plan.blocks * kBatchBlockTokens * kBatchRowBytes;
+  plan.shared_bytes = kOnlyBlock;
+  plan.x_stages = 4;
+  const int room = plan.shared_bytes - kBatchBarrierBytes - kStoredBarrierBytes,
+            rest = (room - plan.x_stages * x_bytes) / row_bytes;
+  plan.weight_stages = rest < 7 ? 3 : 4;
+  plan.stored_stages = rest - plan.weight_stages;
+  if (plan.stored_stages > kBatchMaxStages) plan.stored_stages = kBatchMaxStages;
+  return plan;
+}
+
 // Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` K blocks of 64
 // columns.
 constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps) {
@@ -108,6 +124,14 @@ constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t s
   plan.shared_bytes = is_alone ? kOnlyBlock : is_partial ? kLargerBlock : kSmallerBlock;
   plan.x_stages = is_alone ? 6 : plan.blocks == 2 ? 3 : plan.rows > 96 ? 4 : 6;
   return with_rings(plan);
+}
+
+// The same of a weight of fewer bits, whose parts of the columns consist of `unit` K blocks.
+constexpr Plan stored_batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps,
+                                 int64_t unit) {
+  Plan plan = batch_plan(finish, tokens, rows, steps);
+  if (plan.splits > steps / unit) plan.splits = static_cast<int>(steps / unit);
+  return with_stored_rings(plan);
 }
 
 }  // namespace photon::cuda::batch

@@ -20,6 +20,7 @@ struct Params {
   int64_t out_stride;
   int tokens, n;
   int steps;                    // K blocks of 64 columns, of all parts
+  int unit;                     // K blocks that parts of the columns consist of
   int splits;                   // parts of the columns; kOutput: two are a cluster
   int token_tiles, row_tiles;   // CTAs behind all of them have no work
   int x_stages, weight_stages;  // of the rings
@@ -31,15 +32,6 @@ template <int kBlocks>
 constexpr int kTokens = kBlocks * kBatchBlockTokens;
 template <int kBlocks>
 constexpr int kMultipliers = kBlocks * kWarpgroupThreads;
-template <int kBlocks>
-constexpr int kThreads = kMultipliers<kBlocks> + kWarpSize;
-// Registers of a thread, at most: where an SM is to hold a CTA of the next kernel beside this one,
-// about half of what there is.
-template <int kBlocks, int kRows>
-constexpr int kRegisters = kRows > 160                   ? 168
-                           : kBlocks == 1 || kRows > 128 ? 128
-                           : kRows > 96                  ? 112
-                                                         : 96;
 
 // Whether two parts of the columns may meet in a cluster.
 template <int kBlocks, Finish kFinish>
@@ -48,6 +40,14 @@ constexpr bool kExchanges = kFinish == Finish::kOutput && kBlocks == 2;
 // The columns of out that a tile of so many rows has.
 template <int kRows, Finish kFinish>
 constexpr int kOutputs = kFinish == Finish::kSwiglu ? kRows / 2 : kRows;
+
+// Where the rows of a tile begin in the weight's map, at this K block: 128 bytes of each.
+template <int kRows, Finish kFinish>
+__device__ inline TensorPlace place_of_rows(int row_tile, int k_block) {
+  const int first = row_tile * kOutputs<kRows, kFinish>;
+  return kFinish == Finish::kSwiglu ? TensorPlace{k_block * kKBlockColumns, 0, first}
+                                    : TensorPlace{0, first, k_block};
+}
 
 // Of a CTA: its part of the columns, as K blocks, and its tile. `live`: blocks that have tokens.
 struct Tile {
@@ -58,15 +58,16 @@ struct Tile {
     part = static_cast<int>(blockIdx.x) % p.splits;
     row_tile = unit / p.token_tiles;
     first_token = unit % p.token_tiles * tokens;
-    first_step = p.steps * part / p.splits;
-    steps = p.steps * (part + 1) / p.splits - first_step;
+    const int units = p.steps / p.unit;
+    first_step = units * part / p.splits * p.unit;
+    steps = units * (part + 1) / p.splits * p.unit - first_step;
     const int left = row_tile < p.row_tiles ? max(min(active - first_token, tokens), 0) : 0;
     live = (left + kBatchBlockTokens - 1) / kBatchBlockTokens;
   }
 };
 
-// Shared memory: rows' ring | x's ring | barriers. After the products: what the other CTA of a
-// cluster is to add, then outputs.
+// Shared memory: rows' ring | x's ring | barriers. In front of them a feed may have more. After the
+// products: what the other CTA of a cluster is to add, then outputs.
 template <int kBlocks, int kRows>
 struct Rings {
   static constexpr int kWeightBytes = kRows * kBatchRowBytes;
@@ -81,6 +82,23 @@ struct Rings {
     weight_full = reinterpret_cast<Barrier*>(x + p.x_stages * kXBytes);
     x_full = weight_full + kBatchMaxStages;
     empty = x_full + kBatchMaxStages;
+  }
+
+  // `live`: blocks of 64 tokens that are multiplied; `fillers`: arrivals that fill a stage of rows.
+  __device__ void init(int live, int fillers) const {
+    const int i = threadIdx.x;
+    if (i >= kBatchMaxStages) return;
+    init_barrier(&weight_full[i], fillers);
+    init_barrier(&x_full[i], 1);
+    init_barrier(&empty[i], live * (kWarpgroupThreads / kWarpSize));
+  }
+
+  // One lane: starts the copy of the tile's tokens at K block `step` of its part to stage `at`.
+  __device__ void copy_tokens(const Params& p, const Tile& tile, int step, int at,
+                              uint64_t policy) const {
+    arrive_expecting(&x_full[at], kXBytes);
+    tensor_copy(x + at * kXBytes, &p.x.map, {0, tile.first_token, tile.first_step + step},
+                &x_full[at], policy);
   }
 };
 

@@ -22,6 +22,8 @@ int linear(const LinearParams& p, void* stream) {
                                            : run_tile_norm_linear(p, stream);
     case LinearKernel::kBatch:
       return run_batch_linear(p, stream);
+    case LinearKernel::kBatchStored:
+      return run_batch_stored(p, stream);
     case LinearKernel::kMidStored:
       return run_mid_stored(p, stream);
     default:

@@ -35,11 +35,6 @@ struct BlockScales<narrow::Fp8Load> {
   __device__ float of(const Scales&, int, int row) const { return scales[row]; }
 };
 
-__device__ inline float wide(uint32_t bits, bool is_half) {
-  return is_half ? __half2float(__ushort_as_half(static_cast<uint16_t>(bits)))
-                 : __uint_as_float(bits << 16);
-}
-
 template <int kStageTiles, bool kHasZeros>
 struct BlockScales<narrow::Int4Load<1, kStageTiles, kHasZeros>> {
   uint16_t scales[2];

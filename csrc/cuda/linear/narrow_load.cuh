@@ -210,8 +210,7 @@ struct Int4Load : StoredX {
   }
   __device__ static float scale(const StoredScales& stored, const unsigned char* at, int group) {
     const uint16_t bits = reinterpret_cast<const uint16_t*>(at)[place(stored, group)];
-    return stored.is_half ? __half2float(__ushort_as_half(bits))
-                          : __uint_as_float(static_cast<uint32_t>(bits) << 16);
+    return wide(bits, stored.is_half);
   }
   // What a number is more than it should be.
   __device__ static float excess(const StoredScales& stored, const unsigned char* at, int group) {
