@@ -15,7 +15,11 @@ import torch.nn.functional as F
 from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import NARROW_BATCH_TOKENS
+from photon_ext.models.kernel_plan import (
+    LEAST_STORED_BATCH_TOKENS,
+    NARROW_BATCH_TOKENS,
+    STORED_BATCH_TOKENS,
+)
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
 from photon_ext.models.projections import (
     BATCH_OPS,
@@ -92,14 +96,24 @@ def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> I
         size = each.n * form.row_bytes(each.k)
         memory = setting.rotation.copies(size) * size + 2 * setting.nbytes(each.n, each.k)
         at = setting._replace(form=form.value)
-        make = partial(_linear, each.fused, weights)
         ways = WAYS if form in (WeightFormat.FP8, WeightFormat.INT4) else WAYS[:1]
-        sizes = [at._replace(batch=batch, way=way) for batch in batches for way in ways]
+        plans = []
+        for one in (at._replace(batch=batch, way=way) for batch in batches for way in ways):
+            op, made = _stored_op(each, one)
+            plans.append(Plan((op,), each.what, one, partial(made, op, weights), memory))
         decoded = partial(_dequantize, weights)
         yield [
-            *(Plan((each.fused,), each.what, one, make, memory) for one in sizes),
+            *plans,
             Plan(("dequantize_into",), each.what, at._replace(way="plain"), decoded, memory),
         ]
+
+
+def _stored_op(each: Projection, at: Setting) -> tuple[str, Callable[..., Case]]:
+    """What a decode step of so many tokens runs on a weight of fewer bits."""
+    is_batch = LEAST_STORED_BATCH_TOKENS <= at.batch <= STORED_BATCH_TOKENS
+    if at.way != "hopper" or not is_batch:
+        return each.fused, _linear
+    return (each.batch, _batch_linear) if each.batch else ("linear_into", _linear)
 
 
 def _dequantize(weights: Callable[[], Sequence[Weight]], at: Setting) -> Case:
@@ -152,11 +166,19 @@ def _fp4(data: torch.Tensor, form: WeightFormat, k: int) -> Weight:
     return Weight(data, form, scale.view(torch.float8_e4m3fn), divisor=divisor)
 
 
+def _sizes(weight: torch.Tensor | Weight) -> tuple[int, int]:
+    """Outputs and inputs."""
+    if isinstance(weight, Weight):
+        return weight.n, weight.k
+    n, k = weight.shape
+    return n, k
+
+
 def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at: Setting) -> Case:
     """One op on each weight matrix in turn; torch has the same for dense ones alone."""
     every, eps, batch = weights(), at.config.rms_eps, at.batch
     stored = isinstance(every[0], Weight)
-    n, k = (every[0].n, every[0].k) if isinstance(every[0], Weight) else every[0].shape
+    n, k = _sizes(every[0])
     shape = {"gemv_into": (n,), "norm_swiglu_into": (batch, n // 2)}.get(op, (batch, n))
     x = at.normal(k) if op == "gemv_into" else at.normal(batch, k)
     residual = op == "linear_residual_"
@@ -193,10 +215,15 @@ def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at:
     return case("F.rms_norm, torch.mm, F.silu, torch.mul", swiglu, gain, eps)
 
 
-def _batch_linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
-    """One op of those that steps of a batch have, on each weight matrix in turn."""
+def _batch_linear(
+    op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at: Setting
+) -> Case:
+    """One op of those that steps of a batch have, on each weight matrix in turn; torch has the same
+    for dense ones alone.
+    """
     every, eps, batch = weights(), at.config.rms_eps, at.batch
-    n, k = every.shape[1:]
+    stored = isinstance(every[0], Weight)
+    n, k = _sizes(every[0])
     x = at.normal(batch, k)
     if op == "swiglu_into":
         act = at.unwritten(batch, n // 2)
@@ -206,7 +233,7 @@ def _batch_linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> 
             torch.mul(F.silu(gate), up, out=act)
 
         moved = every[0].nbytes + x.nbytes + act.nbytes
-        calls = "torch.mm, F.silu, torch.mul", swiglu
+        calls = None if stored else ("torch.mm, F.silu, torch.mul", swiglu)
         return rotated_case(at, op, every, lambda w: (act, x, w), (0,), moved, calls)
     out, residual, gain = at.unwritten(batch, n), at.normal(batch, n, seed=1), at.gain(n)
     words = ops.linear_norm_workspace_words(batch, n)
@@ -217,7 +244,8 @@ def _batch_linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> 
         out.copy_(F.rms_norm(residual, (n,), gain, eps))
 
     moved = every[0].nbytes + x.nbytes + 3 * out.nbytes + gain.nbytes
-    calls, options = ("torch.addmm, F.rms_norm", added), {"workspace": workspace}
+    calls = None if stored else ("torch.addmm, F.rms_norm", added)
+    options = {"workspace": workspace}
     arguments = out, residual, x
     return rotated_case(
         at, op, every, lambda w: (*arguments, w, gain, eps), (0, 1), moved, calls, options

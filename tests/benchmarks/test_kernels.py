@@ -88,6 +88,17 @@ def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) ->
     }
 
 
+def test_many_tokens_of_fewer_bits_are_a_batchs_linears(tmp_path: Path) -> None:
+    given = ("--formats", "int4", "--ops", "o,gate_up,qkv", "--batches", "32,33")
+    code, entries = run(tmp_path / "k.jsonl", *given)
+    assert code == 0
+    ran = {(e["op"], e["batch"], e["way"]) for e in entries if e.get("format") == "int4"}
+    asked = {(op, batch) for op, batch, way in ran if way == "hopper"}
+    fused = {"norm_linear_into", "linear_residual_", "norm_swiglu_into"}
+    batch = {"linear_into", "linear_norm_into", "swiglu_into"}
+    assert asked == {*((op, 32) for op in fused), *((op, 33) for op in batch)}
+
+
 def test_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         kernels.main(["--device", "cpu", "--formats", "fp8,q3"])
