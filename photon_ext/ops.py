@@ -525,15 +525,15 @@ def linear_into(
         out: [T, n], written.
         x: [T, k].
         weight: [n, k], of the dtype of x, or a :class:`photon_ext.Weight`, whose numbers are
-            rounded to float32 and multiplied as such. Hopper kernels do not read one of fewer bits:
-            the portable ones run.
+            rounded to float32 and multiplied as such. Hopper kernels read those in fp8 and int4,
+            whose numbers they round to bfloat16.
         bias: [n], or None.
         counts: int32 [1 or more], its first element the number of leading tokens to compute, which
             the op reads on the device; below 0 is none, above T is all. The other tokens of out
             keep what they hold. None: all.
         hopper: asks for the kernels for a batch of tokens, where the device runs Hopper kernels,
-            the dtype is bfloat16, k is a multiple of 64 and n of 8, and pointers and strides are
-            whole 16-byte vectors.
+            the dtype is bfloat16, k is a multiple of 64 (fp8: 128; int4: 256) and n of 8, and
+            pointers and strides are whole 16-byte vectors.
         pdl: as in :func:`norm_linear_into`.
     """
     numbers, stored = _stored(weight)

@@ -16,7 +16,7 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
-    LEAST_STORED_BATCH_TOKENS,
+    LEAST_BATCH_TOKENS,
     NARROW_BATCH_TOKENS,
     STORED_BATCH_TOKENS,
 )
@@ -110,7 +110,7 @@ def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> I
 
 def _stored_op(each: Projection, at: Setting) -> tuple[str, Callable[..., Case]]:
     """What a decode step of so many tokens runs on a weight of fewer bits."""
-    is_batch = LEAST_STORED_BATCH_TOKENS <= at.batch <= STORED_BATCH_TOKENS
+    is_batch = LEAST_BATCH_TOKENS <= at.batch <= STORED_BATCH_TOKENS
     if at.way != "hopper" or not is_batch:
         return each.fused, _linear
     return (each.batch, _batch_linear) if each.batch else ("linear_into", _linear)

@@ -7,9 +7,9 @@
 namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
-// depend on the number of tokens. Of Hopper kernels kNarrow and kMidStored read weights of fewer
-// bits, and give a token the same bits, and so does kBatchStored, whose bits are as those of
-// kBatch.
+// depend on the number of tokens. Of Hopper kernels kNarrow, kMidStored and kBatchStored read
+// weights of fewer bits: the first two give a token the same bits, those of kBatchStored depend on
+// the number of tokens.
 enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch, kBatchStored };
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".

@@ -7,7 +7,8 @@
 // never holds two; it may follow attention, whose CTAs end one by one and need not be on every SM.
 // All others have smaller CTAs, of which an SM holds one beside a larger one, or two; they follow a
 // kernel that has a CTA on each. Some linears for many tokens have an SM alone, or two CTAs on
-// it, and those of weights of fewer bits leave room for the small CTAs that prepare x.
+// it. So have those of weights of fewer bits; with 17 to 64 tokens and a fixed order of summation
+// they leave room for the small CTAs that prepare x.
 #pragma once
 
 namespace photon::cuda {

@@ -10,6 +10,7 @@ and seven of a mixed step, where the counts on the device tell decode tokens fro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,6 @@ from photon_ext.layout import Count
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     ExecutionMode,
-    ExecutionModes,
     KernelPlan,
     dtype_name,
     link_unsupported,
@@ -172,9 +172,9 @@ class Decoder:
         if mode is ExecutionMode.FUSED and adapted and not self._has_links:
             mode = ExecutionMode.OWN
         self._run_layers(self._execution(mode, step, buffers, step.counts[Count.TOKENS :]))
-        if step.score is not None:
-            self._score_tokens(step, buffers, modes)
         is_dense = self.weights.head.shape.is_dense
+        if step.score is not None:
+            self._score_tokens(step, buffers, lambda tokens: modes.head(tokens, mode, is_dense))
         self._write_logits(step, buffers, modes.head(segments, mode, is_dense))
         step.logits = buffers.logits
 
@@ -210,13 +210,17 @@ class Decoder:
             step.value_logits = self._region.logits(len(sampled))
             execution.project(step.value_logits, sampled, self._region.head)
 
-    def _score_tokens(self, step: StepTensors, buffers: Activations, modes: ExecutionModes) -> None:
-        """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
+    def _score_tokens(
+        self, step: StepTensors, buffers: Activations, mode_of: Callable[[int], ExecutionMode]
+    ) -> None:
+        """`step.score` for all chunk tokens, as many at a time as there is room for logits;
+        `mode_of`: of a head of so many.
+        """
         room, end = self._arena.activations.logits, len(step.decode_meta)
         assert step.score is not None
         for begin in range(step.decode_tokens, end, len(room)):
             logits = room[: end - begin]
-            execution = self._execution(modes.besides_batch(len(logits)), step, buffers, None)
+            execution = self._execution(mode_of(len(logits)), step, buffers, None)
             part = execution.hidden[begin : begin + len(logits)]
             execution.project(logits, part, self.weights.head)
             step.score(logits, begin)

@@ -44,8 +44,8 @@ LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
 # a product is mostly its begin and its end there. A 0.6B gains 4 to 7 %, a 1B and a 4B lose
 NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 # And of weights of fewer bits, which torch reads when they have been decoded: an 8B's steps of 256
-# tokens take 0.8 to 0.9 times as long. With fewer tokens the fused linears are faster (FINDINGS)
-LEAST_STORED_BATCH_TOKENS, STORED_BATCH_TOKENS = 33, 256
+# tokens take 0.8 to 0.9 times as long
+STORED_BATCH_TOKENS = 256
 ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
@@ -134,11 +134,15 @@ class ExecutionModes:
 
     def head(self, segments: int, layers: ExecutionMode, is_dense: bool) -> ExecutionMode:
         """The mode of the head behind layers that ran in mode `layers`; `is_dense`: it has the
-        dtype of the model. BATCH leaves their output normalized: then torch's product takes less
-        time than the fused linear, and that of a batch less than to decode a weight for torch.
+        dtype of the model. Behind BATCH and TORCH the input is normalized already. Then torch's
+        product of a dense head takes less time than the fused linear, and one of few bits goes
+        through the linears of a batch, for torch would have it decoded.
         """
-        if layers is ExecutionMode.BATCH and segments >= self.least_batch_tokens:
-            return ExecutionMode.TORCH if is_dense else ExecutionMode.BATCH
+        batch = self.of(segments) is ExecutionMode.BATCH
+        if batch and not is_dense and layers in (ExecutionMode.BATCH, ExecutionMode.TORCH):
+            return ExecutionMode.BATCH
+        if batch and layers is ExecutionMode.BATCH:
+            return ExecutionMode.TORCH
         return self.besides_batch(segments)
 
 
@@ -210,8 +214,8 @@ def plan_kernels(
     batch = torch_too and batch_unsupported(config, target, dtype) is None
     most = FUSED_TOKENS if torch_too else ALL
     if config.quantization is not None:
-        few_bits = STORED_BATCH_TOKENS if batch else 0, LEAST_STORED_BATCH_TOKENS
-        modes = ExecutionModes(most, plain.own_tokens, *few_bits) if fits else plain
+        few_bits = ExecutionModes(most, plain.own_tokens, STORED_BATCH_TOKENS if batch else 0)
+        modes = few_bits if fits else plain
         return KernelPlan(True, modes, modes, torch_too, torch_too)
     fused = ExecutionModes(most, plain.own_tokens, most_batch_tokens(config) if batch else 0)
     chunks = fused if fits else plain
@@ -273,20 +277,21 @@ def _first_unsupported(
     device = _C.hopper_unsupported(target.gpu)
     if device is not None:
         return device  # of none in particular
-    for title, shape in _projections(config):
+    for title, shape in _projections(config, mode):
         kernel, why = plan_projection(shape, mode, target, dtype, 1)
         if kernel == "tile":
             return f"{title}: {why}"
     return None
 
 
-def _projections(config: ModelConfig) -> Iterator[tuple[str, ProjectionShape]]:
-    """Those that differ, by what people call them."""
+def _projections(config: ModelConfig, mode: ExecutionMode) -> Iterator[tuple[str, ProjectionShape]]:
+    """Those that differ and run in steps of the mode, by what people call them."""
     alike = config.quantization is None
     layers = (layer_projections(config, index) for index in range(1 if alike else config.layers))
     yield from dict.fromkeys((TITLES[name], one) for all in layers for name, one in all.items())
-    if not alike:
-        yield "head", head_projection(config)
+    head = head_projection(config)
+    if not alike and not (mode is ExecutionMode.BATCH and head.is_dense):  # see ExecutionModes.head
+        yield "head", head
 
 
 def plan_projection(

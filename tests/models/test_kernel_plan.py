@@ -261,6 +261,13 @@ def test_a_batchs_linears_take_over_where_they_are_faster_but_not_the_head_nor_a
     assert [modes.head(n, batch, True) for n in (32, 33, 64)] == [fused, torch_, torch_]
     assert [modes.head(n, batch, False) for n in (32, 33, 64)] == [fused, batch, batch]
     assert [modes.head(n, fused, True) for n in (32, 33, 64)] == [fused] * 3  # with adapters
+    assert [modes.head(n, torch_, True) for n in (64, 65)] == [fused, torch_]  # of a long prompt
+    assert [modes.head(n, torch_, False) for n in (32, 33, 256, 257)] == [
+        fused,
+        batch,
+        batch,
+        torch_,
+    ]
     assert modes.uses_torch
     assert plan_kernels(CONFIG, H200, "bfloat16", exact=True).decode.batch_tokens == 0
     allowed = gpu_target((10, 0), hopper_on_10=True)

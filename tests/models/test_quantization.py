@@ -18,6 +18,7 @@ from photon_ext.errors import ModelError
 from photon_ext.models.kernel_plan import (
     ALL,
     GPUS,
+    STORED_BATCH_TOKENS,
     ExecutionMode,
     ExecutionModes,
     KernelPlan,
@@ -372,8 +373,9 @@ def test_steps_of_fp8_weights_are_fused_where_hopper_kernels_read_all_of_them() 
         plan_kernels(wide, target, "bfloat16").decode,
         plan_kernels(wide, target, "bfloat16").chunks,
     ):
-        modes = [fused.of(tokens) for tokens in (1, 64, 65, ALL)]
-        assert modes == [ExecutionMode.FUSED] * 2 + [ExecutionMode.TORCH] * 2
+        modes = [fused.of(tokens) for tokens in (1, 32, 33, STORED_BATCH_TOKENS, ALL)]
+        batch = [ExecutionMode.BATCH] * 2  # for all that the head, which is dense, is of 131 rows
+        assert modes == [ExecutionMode.FUSED] * 2 + batch + [ExecutionMode.TORCH]
     exact = plan_kernels(wide, target, "bfloat16", exact=True)
     assert exact.chunks.of(ALL) is ExecutionMode.FUSED
     on_cpu = plan_kernels(config, Target(), "bfloat16")

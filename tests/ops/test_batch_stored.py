@@ -15,7 +15,7 @@ from photon_ext._library import fallbacks
 from photon_ext.dequantize import dequantized
 from photon_ext.weight import Weight
 from tests.ops import test_batch_linear as dense
-from tests.ops.numeric import assert_same_bits, ints, poisoned, randn
+from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 from tests.ops.stored import Kind, in_wider_rows, random_weight
 from tests.ops.test_narrow_stored import BF16, EPS, KINDS
 
@@ -103,6 +103,31 @@ def test_results_are_those_of_a_dense_weight_of_the_numbers(
     assert_same_bits(actual.swiglu, expected.swiglu)
     if parts_are_those_of_a_dense_weight(kind, k):
         dense.assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("tokens", [33, 65, 130])
+@pytest.mark.parametrize(
+    ("kind", "k"), [(KINDS[0], 128), (KINDS[2], 128), (KINDS[3], 256)], ids=str
+)
+def test_columns_of_128_bytes_have_no_parts(device: str, kind: Kind, k: int, tokens: int) -> None:
+    o, noted = operands(kind, tokens, 72, k, device), fallbacks()
+    dense.assert_near(run(o), exact(o))
+    assert fallbacks() == noted
+
+
+@pytest.mark.parametrize("kind", [KINDS[1], KINDS[3]], ids=str)
+def test_one_group_decodes_tiles_of_128_tokens_by_more_than_128_rows(
+    device: str, kind: Kind
+) -> None:
+    """SwiGLU alone has such a tile here."""
+    o = operands(kind, 65, 8512, 256, device)
+    (out, expected) = (torch.empty(65, 8512, dtype=BF16, device=device) for _ in range(2))
+    ops.swiglu_into(out, o.x, o.weight, o.bias, hopper=True)
+    ops.swiglu_into(expected, o.x, of_numbers(o).weight, o.bias, hopper=True)
+    if hopper_runs():
+        assert_same_bits(out, expected)
+    else:
+        assert_close(out, expected, slack=2)
 
 
 @pytest.mark.gpu

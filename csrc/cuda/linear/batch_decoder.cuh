@@ -109,7 +109,7 @@ struct Decoder {
   static constexpr int kLanes = Codes::kBlockBytes / 16;  // of a row
   static constexpr int kWarpRows = kWarpSize / kLanes, kPassRows = kGroupWarps * kWarpRows;
   static constexpr int kPasses = (kRows + kPassRows - 1) / kPassRows;
-  static constexpr int kStageBlocks = kBatchRowBytes / Codes::kBlockBytes;
+  static constexpr int kStageBlocks = kBatchRowBytes / Codes::kBlockBytes;  // of stored rows
   static_assert(kPassRows % kRowTileRows == 0);  // so that all passes have the same places
 
   const Scales& scales;

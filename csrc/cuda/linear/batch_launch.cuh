@@ -19,7 +19,8 @@ constexpr bool kHasBody = true;
 // so that the next kernel's CTAs spread evenly, too (residency.cuh).
 inline int64_t at_least_all_sms(int64_t ctas) { return std::max<int64_t>(ctas, kBatchSms); }
 
-// A weight as tensor copies see it: rows of K blocks, or of bytes, 128 at a time, as if they were.
+// A weight as tensor copies see it: rows of bfloat16, or of any bytes, two of which are taken for
+// one.
 struct RowBytes {
   const void* data;
   int64_t n, columns, stride;  // two bytes each

@@ -3,10 +3,9 @@
 // A tile is 64 or 128 tokens by some rows of the weight: tokens are the left operand of the matrix
 // instruction, 64 for each warp group that multiplies, and rows the right one, any multiple of 8,
 // so that a CTA for each SM divides a weight nearly without rest. A CTA has one tile, or a part of
-// its columns. One warp fills two rings in shared memory by tensor copies, one with rows, which
-// come from memory, and one with x, which comes from L2 and has fewer stages; a stage is 64
-// columns. SwiGLU has gate and up rows by turns, so that both of an output end side by side in one
-// lane.
+// its columns. A feed fills two rings in shared memory, one with rows, which come from memory, and
+// one with x, which comes from L2; a stage is 64 columns. SwiGLU has gate and up rows by turns, so
+// that both of an output end side by side in one lane.
 //
 // A sum goes along its part of the columns, then parts are added in order. So it depends on the
 // shape and on the step's number of tokens, never on what other tokens are.

@@ -71,15 +71,17 @@ struct StoredFeed {
         decode<Int4Codes>(group);
       }
     }
+    __syncwarp();
     wait_for_earlier();
   }
 
  private:
   template <typename Codes>
   __device__ void decode(int group) const {
-    constexpr int kStageBlocks = kBatchRowBytes / Codes::kBlockBytes;
+    using D = Decoder<Codes, kRows, kFinish>;
+    constexpr int kStageBlocks = D::kStageBlocks;
     const bool is_first = threadIdx.x % kWarpSize == 0;
-    Decoder<Codes, kRows, kFinish> decoder(p, tile, tile.first_step + group);
+    D decoder(p, tile, tile.first_step + group);
     Stage from, to;
     for (int i = 0; i < group; ++i) to.advance(p.weight_stages);
 #pragma unroll 1

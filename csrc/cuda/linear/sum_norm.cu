@@ -12,7 +12,7 @@ namespace photon::cuda {
 namespace batch {
 namespace {
 
-// Of a CTA, and of a thread: so there is room beside a CTA of a linear.
+// Of a CTA, and of a thread: so there is room beside a CTA of a dense linear.
 constexpr int kMostSumThreads = 512, kSumRegisters = 72;
 
 struct SumNormParams {
