@@ -47,8 +47,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from photon_ext import _C, _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
+from photon_ext.errors import shown
 from photon_ext.layout import LINK_COLUMNS, LINK_SPARE, ROW_COLUMNS
 from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     from photon_ext.row_params import RowParams
@@ -120,7 +122,22 @@ def _stored(weight: Tensor | Weight) -> tuple[Tensor, tuple[Tensor | int | None,
     """The numbers of a weight, and what ops are given of it at their end."""
     if isinstance(weight, Tensor):
         return weight, ()
+    if not isinstance(weight, Weight) or not isinstance(weight.format, WeightFormat):
+        given = getattr(weight, "format", weight)
+        raise TypeError(
+            f"a weight is {shown(given)}, expected a tensor, or a photon_ext.Weight with a "
+            "WeightFormat"
+        )
+    if weight.format is WeightFormat.DENSE and len([*weight.tensors()]) > 1:
+        raise ValueError(
+            "a weight is dense, and has scales, zero points or divisors; give its format"
+        )
     return weight.data, (weight.scale, weight.format.code, weight.zero, weight.divisor)
+
+
+def _weight_tensors(weight: Tensor | Weight) -> Iterator[Tensor]:
+    """All that it is made of."""
+    yield from weight.tensors() if isinstance(weight, Weight) else (weight,)
 
 
 def _named_tensors(arguments: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
@@ -547,7 +564,7 @@ def linear(
 ) -> Tensor:
     """:func:`linear_into` a new [T, n]."""
     numbers, _ = _stored(weight)
-    _refuse_gradients("linear", x, numbers, bias)
+    _refuse_gradients("linear", x, *_weight_tensors(weight), bias)
     out = x.new_empty(_size(x, 0), _size(numbers, 0))
     linear_into(out, x, weight, bias)
     return out
@@ -681,7 +698,7 @@ def norm_linear(
 ) -> Tensor:
     """:func:`norm_linear_into` a new [T, n]."""
     numbers, _ = _stored(weight)
-    _refuse_gradients("norm_linear", x, norm_weight, numbers, bias)
+    _refuse_gradients("norm_linear", x, norm_weight, *_weight_tensors(weight), bias)
     out = x.new_empty(_size(x, 0), _size(numbers, 0))
     norm_linear_into(out, x, norm_weight, eps, weight, bias, None, hopper)
     return out
@@ -769,7 +786,7 @@ def norm_swiglu(
 ) -> Tensor:
     """:func:`norm_swiglu_into` a new [T, intermediate]."""
     numbers, _ = _stored(gate_up_weight)
-    _refuse_gradients("norm_swiglu", x, norm_weight, numbers, bias)
+    _refuse_gradients("norm_swiglu", x, norm_weight, *_weight_tensors(gate_up_weight), bias)
     out = x.new_empty(_size(x, 0), _size(numbers, 0) // 2)
     norm_swiglu_into(out, x, norm_weight, eps, gate_up_weight, bias, None, hopper)
     return out

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from typing import Protocol
 
 from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
@@ -135,4 +136,10 @@ class ModuleFormats:
 
 
 def is_left_out(module: str, patterns: tuple[str, ...]) -> bool:
-    return any(re.fullmatch(one, module) for one in patterns)
+    return any(_compiled(one).fullmatch(module) for one in patterns)
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """re itself keeps no more than some hundred, and a checkpoint may name each of its modules."""
+    return re.compile(pattern)

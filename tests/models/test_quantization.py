@@ -39,6 +39,7 @@ from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.harness import Chunk, Harness
 from tests.models.published import PUBLISHED, TINY_SIZES
 from tests.models.stored_fp8 import FP8, blocks, compressed, store_fp8
+from tests.models.stored_int4 import awq
 from tests.models.tiny import saved_random_model
 
 # q, k and v are of 128 rows each, so that blocks stay blocks; gate and up of 320 share one.
@@ -351,6 +352,48 @@ def test_a_gpu_without_kernels_for_them_expands_weights_where_it_has_room(
         assert found.quantization == expected
     on_cpu = config_in_memory(stored, None, torch.bfloat16, torch.device("cpu"))
     assert on_cpu == stored
+
+
+@pytest.mark.parametrize(
+    "pattern", ["([a-z._0-9]+)*X", "(a|a)*b", "((a)+b)+", "((a+))*", "a*b+c*d+e*f{2}"]
+)
+def test_names_of_modules_that_may_take_hours_to_match_are_refused(pattern: str) -> None:
+    config = awq(group_size=64, modules_to_not_convert=[pattern])
+    with pytest.raises(ModelError, match=r"modules_to_not_convert comes to .* may take hours"):
+        hf_config({**QWEN3, "quantization_config": config})
+
+
+@pytest.mark.parametrize("pattern", ["([0-3]|7)", r"[*+(|]{2}\(\*\*+", "(a+)?", "(ab)*(cd)+.*"])
+def test_patterns_that_are_matched_soon_are_taken(pattern: str) -> None:
+    config = awq(group_size=64, modules_to_not_convert=[pattern])
+    hf_config({**QWEN3, "quantization_config": config})
+
+
+def test_a_checkpoint_may_name_each_of_its_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """re keeps some hundred patterns: with more than that each question would compile all anew."""
+    names = [f"model.layers.{i // 8}.x{i % 8}" for i in range(2000)]
+    quantization = hf_config({**QWEN3, "quantization_config": blocks(names)}).quantization
+    assert quantization is not None
+    quantization.of("model.layers.1.mlp.up_proj")
+    monkeypatch.setattr(re, "compile", None)
+    assert quantization.of("model.layers.2.mlp.up_proj") is not None
+    assert quantization.of("model.layers.2.x7") is None
+
+
+def test_a_format_that_is_no_text_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"\['f8'\]"):
+        hf_config({**QWEN3, "quantization_config": compressed("channel") | {"format": ["f8"]}})
+
+
+def test_finite_scales_of_numbers_beyond_float32_are_refused(tmp_path: Path) -> None:
+    saved_random_model(QWEN3, tmp_path / "plain")
+    store_fp8(tmp_path / "plain", tmp_path / "fp8", compressed("channel"), "channel")
+    path = tmp_path / "fp8" / "model.safetensors"
+    tensors = load_file(path)
+    tensors[f"{DOWN}.weight_scale"].fill_(3e38)
+    save_file(tensors, path)
+    with pytest.raises(ModelError, match=f"{DOWN}.weight_scale has values .*beyond float32"):
+        load_model(tmp_path / "fp8", torch.float32, "cpu", "stored")
 
 
 # --- which kernels run ----------------------------------------------------------------------------

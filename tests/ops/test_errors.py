@@ -12,6 +12,8 @@ from torch.autograd import forward_ad
 
 from photon_ext import ops
 from photon_ext.layout import ROW_COLUMNS
+from photon_ext.weight import Weight
+from photon_ext.weight_format import WeightFormat
 from tests.ops.test_opcheck import CASES, overload
 
 TOKENS = 3
@@ -687,3 +689,17 @@ def test_decode_attention_writes_apart_from_its_norms(written: str) -> None:
             q_norm=parts[written].view(-1)[:64],
             workspace=parts["workspace"],
         )
+
+
+def test_what_is_no_weight_is_refused_by_name() -> None:
+    x, numbers, scale = torch.ones(1, 128), torch.ones(8, 128), torch.ones(8, 1)
+    fp8 = numbers.to(torch.float8_e4m3fn)
+    bad: list[tuple[Any, type[Exception], str]] = [
+        (None, TypeError, "a weight is None"),
+        (Weight(fp8, "fp8", scale), TypeError, "a weight is 'fp8'"),  # type: ignore[arg-type]
+        (Weight(numbers, WeightFormat.DENSE, scale), ValueError, "a weight is dense, and has scal"),
+        (Weight(fp8, WeightFormat.FP8, scale.requires_grad_()), RuntimeError, "requires grad"),
+    ]
+    for weight, error, message in bad:
+        with pytest.raises(error, match=message):
+            ops.linear(x, weight)

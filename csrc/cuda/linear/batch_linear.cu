@@ -3,7 +3,6 @@
 
 namespace photon::cuda {
 namespace batch {
-namespace {
 
 // One warp fills both rings. A step that has been multiplied leaves its place in both, so one
 // barrier tells of it.
@@ -61,6 +60,8 @@ struct DenseFeed {
     at.advance(p.x_stages);
   }
 };
+
+namespace {
 
 // Registers of a thread, at most: where an SM is to hold a CTA of the next kernel beside this one,
 // about half of what there is.

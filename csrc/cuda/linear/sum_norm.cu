@@ -10,7 +10,6 @@
 
 namespace photon::cuda {
 namespace batch {
-namespace {
 
 // Of a CTA, and of a thread: so there is room beside a CTA of a dense linear.
 constexpr int kMostSumThreads = 512, kSumRegisters = 72;
@@ -91,6 +90,8 @@ __device__ void sum_and_normalize(const SumNormParams& p) {
                      normalized(packs[i], gains[i], scale), kPack);
   }
 }
+
+namespace {
 
 template <int kPacks>
 __global__ void __maxnreg__(kSumRegisters) sum_norm_kernel(const SumNormParams p) {

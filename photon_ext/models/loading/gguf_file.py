@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _MAGIC = b"GGUF"
 _ROW_ELEMENTS = 2**14
+_DAMAGED = "the file is damaged, or was made of a model that is: download it again"
+_PLAIN = ("F64", "F32", "F16", "BF16")
 _BLOCKS = {
     form.value: form
     for form in WeightFormat
@@ -108,18 +110,17 @@ class GgufFile:
         from photon_ext.dequantize import has_finite_scales
         from photon_ext.weight import Weight
 
-        form = self.format(name)
+        form, stored = self.format(name), self._tensor(name)
         if form is None:
-            return Weight(self.tensor(name))
-        stored = self._tensor(name)
+            values = self.tensor(name)
+            if stored.tensor_type.name not in _PLAIN and not bool(values.isfinite().all()):
+                raise ModelError(f"{self.path}: {name} has numbers that are not finite; {_DAMAGED}")
+            return Weight(values)
         # read, not mapped: pages of the file beside the weights would take the memory twice
         data = np.fromfile(self.path, np.uint8, int(stored.n_bytes), offset=int(stored.data_offset))
         weight = Weight(torch.from_numpy(data).view(self.shape(name)[0], -1), form)
         if not has_finite_scales(weight):
-            raise ModelError(
-                f"{self.path}: {name} has scales that are not finite; the file is damaged, or was "
-                "made of a model that is: download it again"
-            )
+            raise ModelError(f"{self.path}: {name} has scales that are not finite; {_DAMAGED}")
         return weight
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -51,7 +51,7 @@ def hf_quantization(fields: ConfigReader, source: str) -> Quantization | None:
         found = compressed_weights(config, source)
         if found.format == "float-quantized":
             return _compressed_fp8(found, source)
-        if found.format in _FP4:
+        if isinstance(found.format, str) and found.format in _FP4:
             return _compressed_fp4(found, source)
     return int4_scheme(config, source)
 

@@ -131,7 +131,8 @@ class _Files:
     def _is_zero_bias(self, name: str) -> bool:
         """Of a linear that has none: old GPTQ files hold such biases."""
         is_bias = isinstance(self._quantization, Int4Scheme) and name.endswith(".bias")
-        return is_bias and not bool(self.tensor(name).any())
+        is_plain = is_bias and self._tensors[name].handle.get_slice(name).get_dtype() in PLAIN
+        return is_plain and not bool(self.tensor(name).any())
 
     def _check_names(self, config: ModelConfig, expected: set[str]) -> None:
         directory, found = self._directory, set(self._tensors)

@@ -16,7 +16,7 @@ from photon_ext.models.loading.int4_config import Int4Scheme
 from photon_ext.models.loading.int4_tensors import expected, unpacked
 from photon_ext.models.quantization import Fp4Scheme, Fp8Scheme, Quantization, ScaleShare
 from photon_ext.weight import Weight
-from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
+from photon_ext.weight_format import FP8_MOST, SCALE_BLOCK, WeightFormat
 
 _E2M1_MOST = 6
 _DAMAGED = "the file is damaged, or was made of a model that is: download it again"
@@ -63,10 +63,12 @@ class Fp8Reader:
     def weight(self, tensors: Mapping[str, torch.Tensor], path: Path, module: str) -> Weight:
         data, scale = tensors["weight"], tensors[self.scheme.scale_name].float()
         numbers = data.view(torch.uint8) & 0x7F != 0x7F  # an e4m3 of these bits is none
-        for name, finite in (("weight", numbers), (self.scheme.scale_name, scale.isfinite())):
+        scaled = (scale * FP8_MOST).isfinite()
+        for name, finite in (("weight", numbers), (self.scheme.scale_name, scaled)):
             if not bool(finite.all()):
                 raise ModelError(
-                    f"{path}: {module}.{name} has values that are not finite; {_DAMAGED}"
+                    f"{path}: {module}.{name} has values that are not finite, or scale numbers "
+                    f"beyond float32; {_DAMAGED}"
                 )
         n, k = data.shape
         columns = -(-k // SCALE_BLOCK) if self.scheme.share is ScaleShare.BLOCK else 1

@@ -12,6 +12,9 @@ from photon_ext.errors import ModelError, shown
 from photon_ext.models.loading.config_reader import ConfigReader
 
 HEAD = "lm_head"
+_MOST_REPEATS = 5  # of a pattern; time grows with the length of a name to this power
+# A character that is quoted, a class of characters, or what groups and repeats are made of
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|*+{]", re.DOTALL)
 _READABLE = (
     'readable are plain weights, GGUF files, quant_method "fp8" with weight_block_size [128, 128], '
     '"gptq" (bits 4, desc_act false) and "awq" (bits 4, version "gemm") with a group_size of a '
@@ -83,16 +86,46 @@ def module_names(config: ConfigReader, key: str) -> list[str]:
 
 
 def expressions(patterns: Sequence[str], key: str, source: str) -> tuple[str, ...]:
-    """The patterns that were made of the names of a key. ModelError: one is none."""
+    """The patterns that were made of the names of a key. ModelError: one is none, or may take hours
+    to be matched.
+    """
     for pattern in patterns:
+        comes = f"{source}: quantization_config.{key} comes to {shown(pattern)}"
+        if _may_take_long(pattern):
+            raise ModelError(
+                f"{comes}, whose repeats within repeats, or more than {_MOST_REPEATS} of them, may "
+                "take hours to be matched; name the modules more plainly"
+            )
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ModelError(
-                f"{source}: quantization_config.{key} comes to {shown(pattern)}, which is no "
-                f"regular expression ({error}); the file is damaged"
+                f"{comes}, which is no regular expression ({error}); the file is damaged"
             ) from error
     return tuple(patterns)
+
+
+def _may_take_long(pattern: str) -> bool:
+    """Whether a group that is repeated has repeats or alternatives itself, or repeats are many. It
+    looks at no more than that: what it does not understand, re refuses.
+    """
+    repeats, varies = [0], [False]  # of alternatives; whether an open group has either
+    for match in _TOKENS.finditer(pattern):
+        token = match.group()
+        if token == "(":
+            varies.append(False)
+        elif token == ")" and len(varies) > 1:
+            inner = varies.pop()
+            varies[-1] |= inner
+            if inner and pattern[match.end() :].startswith(("*", "+", "{")):
+                return True
+        elif token == "|":
+            varies[-1] = True
+            if len(varies) == 1:
+                repeats.append(0)
+        elif token in ("*", "+", "{"):
+            repeats[-1], varies[-1] = repeats[-1] + 1, True
+    return max(repeats) > _MOST_REPEATS
 
 
 def refuse(source: str, what: str) -> NoReturn:
