@@ -107,9 +107,8 @@ constexpr Plan with_stored_rings(Plan plan) {
 }
 
 // Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` K blocks of 64
-// columns; `most_ctas`: that an SM may hold.
-constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps,
-                          int most_ctas = 2) {
+// columns.
+constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps) {
   Plan plan{};
   const bool is_partial = finish == Finish::kPartial, is_many = tokens > 2 * kBatchBlockTokens;
   const int64_t all_rows = rows * (is_partial ? batch_splits(finish, steps, is_many, 1) : 1);
@@ -117,9 +116,10 @@ constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t s
   plan.blocks = tokens > kBatchBlockTokens && !is_narrow ? 2 : 1;
   plan.splits = batch_splits(finish, steps, is_many, plan.blocks);
   const int64_t token_tiles = batch_units(tokens, plan.blocks * kBatchBlockTokens);
-  const int ctas = is_many && is_narrow && !is_partial ? most_ctas : 1;
-  plan.rows = batch_rows(finish, rows, token_tiles * plan.splits,
-                         least_rows(finish, is_many, plan.blocks), ctas * kBatchSms);
+  const bool share_sms = is_many && is_narrow && !is_partial;
+  plan.rows =
+      batch_rows(finish, rows, token_tiles * plan.splits, least_rows(finish, is_many, plan.blocks),
+                 share_sms ? 2 * kBatchSms : kBatchSms);
   const bool is_alone = plan.blocks == 2 && plan.rows > 128 && finish == Finish::kSwiglu;
   plan.shared_bytes = is_alone ? kOnlyBlock : is_partial ? kLargerBlock : kSmallerBlock;
   plan.x_stages = is_alone ? 6 : plan.blocks == 2 ? 3 : plan.rows > 96 ? 4 : 6;
@@ -129,7 +129,7 @@ constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t s
 // The same of a weight of fewer bits, whose parts of the columns consist of `unit` K blocks.
 constexpr Plan stored_batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps,
                                  int64_t unit) {
-  Plan plan = batch_plan(finish, tokens, rows, steps, 1);
+  Plan plan = batch_plan(finish, tokens, rows, steps);
   if (plan.splits > steps / unit) plan.splits = static_cast<int>(steps / unit);
   return with_stored_rings(plan);
 }

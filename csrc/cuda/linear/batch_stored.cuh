@@ -71,7 +71,6 @@ struct StoredFeed {
         decode<Int4Codes>(group);
       }
     }
-    __syncwarp();
     wait_for_earlier();
   }
 
