@@ -128,10 +128,6 @@ def _stored(weight: Tensor | Weight) -> tuple[Tensor, tuple[Tensor | int | None,
             f"a weight is {shown(given)}, expected a tensor, or a photon_ext.Weight with a "
             "WeightFormat"
         )
-    if weight.format is WeightFormat.DENSE and len([*weight.tensors()]) > 1:
-        raise ValueError(
-            "a weight is dense, and has scales, zero points or divisors; give its format"
-        )
     return weight.data, (weight.scale, weight.format.code, weight.zero, weight.divisor)
 
 

@@ -697,7 +697,6 @@ def test_what_is_no_weight_is_refused_by_name() -> None:
     bad: list[tuple[Any, type[Exception], str]] = [
         (None, TypeError, "a weight is None"),
         (Weight(fp8, "fp8", scale), TypeError, "a weight is 'fp8'"),  # type: ignore[arg-type]
-        (Weight(numbers, WeightFormat.DENSE, scale), ValueError, "a weight is dense, and has scal"),
         (Weight(fp8, WeightFormat.FP8, scale.requires_grad_()), RuntimeError, "requires grad"),
     ]
     for weight, error, message in bad:
