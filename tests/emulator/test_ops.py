@@ -29,6 +29,7 @@ ATTENTIONS = (
 )
 OTHERS = (
     "batch_linear",
+    "batch_stored",
     "embedding",
     "fused_linear",
     "linear",
