@@ -101,7 +101,7 @@ class ExecutionMode(Enum):
 
 @dataclass(frozen=True)
 class ExecutionModes:
-    """The mode of a step by its tokens: BATCH from `least_batch_tokens` to `batch_tokens`, else
+    """The mode of a step by its tokens: BATCH from `LEAST_BATCH_TOKENS` to `batch_tokens`, else
     FUSED up to `fused_tokens`, else OWN up to `own_tokens`, else TORCH. ConfigError: a field is not
     an integer from 0 on.
     """
@@ -109,7 +109,6 @@ class ExecutionModes:
     fused_tokens: int = 0
     own_tokens: int = ALL
     batch_tokens: int = 0
-    least_batch_tokens: int = LEAST_BATCH_TOKENS
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
@@ -122,7 +121,7 @@ class ExecutionModes:
         return max(self.fused_tokens, self.own_tokens, self.batch_tokens) < ALL
 
     def of(self, tokens: int) -> ExecutionMode:
-        if self.least_batch_tokens <= tokens <= self.batch_tokens:
+        if LEAST_BATCH_TOKENS <= tokens <= self.batch_tokens:
             return ExecutionMode.BATCH
         return self.besides_batch(tokens)
 

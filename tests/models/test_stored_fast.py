@@ -11,6 +11,7 @@ import torch
 
 from photon_ext import hopper_runs
 from photon_ext.dequantize import dequantized
+from photon_ext.models import kernel_plan
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import ExecutionMode, ExecutionModes, KernelPlan
 from photon_ext.models.requantize import requantized
@@ -94,15 +95,16 @@ def test_fused_steps_of_stored_weights_are_as_near_to_float32_as_op_by_op(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", CONFIGS)
 def test_a_batchs_linears_are_as_near_as_torchs_products_of_decoded_weights(
-    form: str, device: str
+    form: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers and head; both round the numbers of weights to bfloat16."""
+    monkeypatch.setattr(kernel_plan, "LEAST_BATCH_TOKENS", 1)
     config, weights = on(device, form)
     numbers = Harness(CONFIGS[form], decoded(weights, form), rows=ROWS)
     exact = logits_of(filled(numbers), [*range(ROWS)])
     batch, torchs = (
         filled(Harness(config, weights, rows=ROWS, plan=KernelPlan(True, modes, modes)))
-        for modes in (ExecutionModes(0, 0, 64, 1), ExecutionModes(0, 0))
+        for modes in (ExecutionModes(0, 0, 64), ExecutionModes(0, 0))
     )
     rounded = (logits_of(torchs, [*range(ROWS)]).float() - exact).norm()
     assert rounded > 0
