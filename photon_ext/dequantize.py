@@ -24,8 +24,8 @@ def dequantized(weight: Tensor | Weight) -> Tensor:
         return weight.data
     if weight.format is WeightFormat.FP8:
         return weight.data.float() * _of_columns(weight)
-    if weight.format is WeightFormat.INT4:
-        return _int4(weight)
+    if weight.format.is_int:
+        return _integers(weight)
     if weight.format.is_fp4:
         return _e2m1(weight)
     data, form = weight.data, weight.format
@@ -63,11 +63,16 @@ def _of_columns(weight: Weight) -> Tensor:
     return scale if columns == 1 else scale.repeat_interleave(SCALE_BLOCK, 1)[:, : weight.k]
 
 
-def _int4(weight: Weight) -> Tensor:
+def _integers(weight: Weight) -> Tensor:
     assert weight.scale is not None
-    codes = torch.stack(_nibbles(weight.data), dim=-1).view(weight.n, weight.scale.shape[1], -1)
-    zero = 8 if weight.zero is None else weight.zero.float()[..., None]
-    return ((codes.float() - zero) * weight.scale.float()[..., None]).flatten(1)
+    is_int4 = weight.format is WeightFormat.INT4
+    codes = torch.stack(_nibbles(weight.data), dim=-1) if is_int4 else weight.data
+    groups = codes.view(weight.n, weight.scale.shape[1], -1).float()
+    scale, zero = weight.scale.float()[..., None], weight.zero
+    if zero is not None and zero.is_floating_point():
+        return (groups * scale + zero.float()[..., None]).flatten(1)
+    middle = 8 if is_int4 else 128
+    return ((groups - (middle if zero is None else zero.float()[..., None])) * scale).flatten(1)
 
 
 def _e2m1(weight: Weight) -> Tensor:

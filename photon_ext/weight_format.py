@@ -22,6 +22,7 @@ class WeightFormat(Enum):
     DENSE = "dense"
     FP8 = "fp8"
     INT4 = "int4"
+    INT8 = "int8"
     MXFP4 = "mxfp4"
     NVFP4 = "nvfp4"
     Q4_0 = "q4_0"
@@ -43,7 +44,12 @@ class WeightFormat(Enum):
     @property
     def has_scales(self) -> bool:
         """Whether they lie beside the numbers."""
-        return self in (WeightFormat.FP8, WeightFormat.INT4) or self.is_fp4
+        return self is WeightFormat.FP8 or self.is_int or self.is_fp4
+
+    @property
+    def is_int(self) -> bool:
+        """Whether the numbers are integers, and so many columns share a scale."""
+        return self in (WeightFormat.INT4, WeightFormat.INT8)
 
     @property
     def is_fp4(self) -> bool:

@@ -5,11 +5,11 @@
 
 namespace photon {
 
-constexpr int kWeightFormats = 13;
+constexpr int kWeightFormats = 14;
 
-constexpr const char* kFormatNames[kWeightFormats] = {"dense", "fp8",  "int4", "mxfp4", "nvfp4",
-                                                      "q4_0",  "q4_1", "q5_0", "q5_1",  "q8_0",
-                                                      "q4_k",  "q5_k", "q6_k"};
+constexpr const char* kFormatNames[kWeightFormats] = {"dense", "fp8",  "int4", "int8", "mxfp4",
+                                                      "nvfp4", "q4_0", "q4_1", "q5_0", "q5_1",
+                                                      "q8_0",  "q4_k", "q5_k", "q6_k"};
 
 constexpr const char* name_of(WeightFormat format) {
   return kFormatNames[static_cast<int>(format)];
@@ -18,6 +18,11 @@ constexpr const char* name_of(WeightFormat format) {
 // Of e2m1 numbers, whose scales are bytes.
 PHOTON_HOST_DEVICE constexpr bool is_fp4(WeightFormat format) {
   return format == WeightFormat::kMxFp4 || format == WeightFormat::kNvFp4;
+}
+
+// Codes of columns that share a scale of floating point.
+constexpr bool is_int(WeightFormat format) {
+  return format == WeightFormat::kInt4 || format == WeightFormat::kInt8;
 }
 
 // What a row of k columns is made of: k / columns blocks, of so many bytes.
@@ -36,6 +41,8 @@ PHOTON_HOST_DEVICE constexpr BlockLayout block_layout(WeightFormat format) {
       return {32, 16};
     case WeightFormat::kNvFp4:
       return {16, 8};
+    case WeightFormat::kInt8:
+      return {16, 16};
     case WeightFormat::kQ4_0:
       return {32, 18};
     case WeightFormat::kQ4_1:

@@ -1,6 +1,7 @@
 // Which kernel a linear runs on a GPU, and what limits each of them: said here alone. The launchers
 // ask, and so does whoever wants to know without a GPU (csrc/python/plans.cpp). No CUDA.
 #pragma once
+#include "block_layout.h"
 #include "gpu.h"
 #include "linear.h"
 
@@ -68,17 +69,27 @@ inline bool is_batch_linear(const LinearParams& p) {
 inline Unsupported stored_unsupported(const LinearParams& p) {
   const Weight& w = p.weight;
   const WeightScales& s = w.scales;
-  if (w.format != WeightFormat::kFp8 && w.format != WeightFormat::kInt4)
-    return {"of weights of fewer bits they read fp8 and int4"};
+  if (w.format != WeightFormat::kFp8 && !is_int(w.format))
+    return {"of weights of fewer bits they read fp8, int4 and int8"};
   if (p.outputs() % kHopperOutputs != 0)
     return {"the number of outputs is no multiple of 8", p.outputs()};
   if (w.format == WeightFormat::kFp8)
     return w.k % 128 == 0 ? Unsupported{}
                           : Unsupported{"columns of fp8 are no multiple of 128", w.k};
-  if (w.k % 256 != 0) return {"columns of int4 are no multiple of 256", w.k};
-  if (s.dtype == DType::kF32) return {"scales of int4 are float32, and they read those of 16 bits"};
+  if (w.k % 256 != 0) return {"columns of integers are no multiple of 256", w.k};
+  if (s.dtype == DType::kF32)
+    return {"scales of integers are float32, and they read those of 16 bits"};
+  if ((w.format == WeightFormat::kInt8 || s.offsets != nullptr) && s.dtype != DType::kF16)
+    return {"scales of int8, or beside offsets, are not float16"};
+  if (w.format == WeightFormat::kInt8) {
+    if (s.columns != 16 && s.columns != 32)
+      return {"groups of int8 have not 16 or 32 columns", s.columns};
+    return {};
+  }
   if (s.columns != 32 && s.columns != 64 && s.columns != kScaleBlock)
     return {"groups of int4 have not 32, 64 or 128 columns", s.columns};
+  if (s.offsets != nullptr && s.columns != 32)
+    return {"groups of int4 with offsets have not 32 columns", s.columns};
   const int64_t groups = w.k / s.columns;
   if (s.zeros != nullptr && groups % 4 != 0)
     return {"the groups of a row with zero points are no multiple of 4", groups};
@@ -109,6 +120,13 @@ inline bool are_words(const void* one, const void* other) {
   return (reinterpret_cast<uintptr_t>(one) | reinterpret_cast<uintptr_t>(other)) % 4 == 0;
 }
 
+// Whether scales can be read as kernels do it: those of small groups in vectors.
+inline bool are_scales_aligned(const Weight& w) {
+  const WeightScales& s = w.scales;
+  if (is_int(w.format) && s.columns <= 32 && !are_vector_aligned(s.data, s.offsets)) return false;
+  return are_words(s.data, s.zeros);
+}
+
 // Of memory: whether what is read and written in vectors consists of them.
 inline bool has_linear_vectors(const LinearParams& p) {
   const Weight& w = p.weight;
@@ -116,7 +134,7 @@ inline bool has_linear_vectors(const LinearParams& p) {
   const bool reads = are_vector_aligned(p.x, w.data, p.norm_weight, p.residual) &&
                      are_whole_vectors(p.dtype, p.x_stride, is_dense ? w.stride : w.stride / 2,
                                        p.residual_stride) &&
-                     (is_dense || (w.stride % 2 == 0 && are_words(w.scales.data, w.scales.zeros)));
+                     (is_dense || (w.stride % 2 == 0 && are_scales_aligned(w)));
   const bool writes = !is_batch_linear(p) || (are_vector_aligned(p.out, p.workspace) &&
                                               are_whole_vectors(p.dtype, p.out_stride));
   return reads && writes;

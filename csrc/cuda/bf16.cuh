@@ -56,6 +56,30 @@ __device__ inline uint32_t larger_bf16(uint32_t a, uint32_t b) {
   return bits;
 }
 
+__device__ inline float2 floats_of_halves(uint32_t pair) {
+  __half2 halves;
+  memcpy(&halves, &pair, sizeof(pair));
+  return __half22float2(halves);
+}
+
+// Two differences of float16, rounded once.
+__device__ inline uint32_t minus_f16(uint32_t a, uint32_t b) {
+  __half2 x, y;
+  memcpy(&x, &a, sizeof(a));
+  memcpy(&y, &b, sizeof(b));
+  const __half2 difference = __hsub2(x, y);
+  uint32_t bits;
+  memcpy(&bits, &difference, sizeof(bits));
+  return bits;
+}
+
+// Four bytes less 128 as float16: the lower two, the upper two. 0x6400 | b is 1024 + b.
+__device__ inline void halves_of_int8(uint32_t (&pairs)[2], uint32_t codes) {
+  constexpr uint32_t kOnes = 0x64646464, kMiddle = 0x64806480;  // 1024 + 128, twice
+  pairs[0] = minus_f16(__byte_perm(codes, kOnes, 0x4140), kMiddle);
+  pairs[1] = minus_f16(__byte_perm(codes, kOnes, 0x4342), kMiddle);
+}
+
 // Of float16.
 __device__ inline uint32_t pack_f16(float low, float high) {
   const __half2 pair = __floats2half2_rn(low, high);

@@ -19,6 +19,7 @@ struct StoredRow {
   const uint8_t* data;  // of the whole row
   const void* scales;   // of the row, or null
   const uint8_t* zeros;
+  const void* offsets;
   int64_t begin;
   int32_t scale_columns;
   WeightFormat format;
@@ -35,14 +36,16 @@ __device__ inline StoredRow stored_row(const Weight& w, int64_t r) {
   const WeightScales& s = w.scales;
   const int64_t place = s.data == nullptr ? 0 : r / s.rows * s.stride;
   const int64_t scale_bytes = is_fp4(w.format) ? 1 : size_of(s.dtype);
-  return {static_cast<const uint8_t*>(w.data) + r * w.stride,
-          static_cast<const uint8_t*>(s.data) + place * scale_bytes,
-          s.zeros == nullptr ? nullptr : s.zeros + place,
-          0,
-          static_cast<int32_t>(s.columns),
-          w.format,
-          s.dtype,
-          s.divisors == nullptr ? 1.0f : s.divisors[r]};
+  return {
+      static_cast<const uint8_t*>(w.data) + r * w.stride,
+      static_cast<const uint8_t*>(s.data) + place * scale_bytes,
+      s.zeros == nullptr ? nullptr : s.zeros + place,
+      s.offsets == nullptr ? nullptr : static_cast<const uint8_t*>(s.offsets) + place * scale_bytes,
+      0,
+      static_cast<int32_t>(s.columns),
+      w.format,
+      s.dtype,
+      s.divisors == nullptr ? 1.0f : s.divisors[r]};
 }
 
 constexpr uint64_t kEachByte = 0x0101010101010101;
@@ -80,16 +83,20 @@ __device__ inline uint64_t sixteen_where(uint32_t bits) {
   return (spread + 127 * kEachByte) >> 3 & 16 * kEachByte;
 }
 
-__device__ inline float scale_at(const StoredRow& row, int64_t place) {
-  switch (row.scale_dtype) {
+__device__ inline float number_at(const void* numbers, DType dtype, int64_t place) {
+  switch (dtype) {
     case DType::kF32:
-      return static_cast<const float*>(row.scales)[place];
+      return static_cast<const float*>(numbers)[place];
     case DType::kF16:
-      return to_float(static_cast<const __half*>(row.scales)[place]);
+      return to_float(static_cast<const __half*>(numbers)[place]);
     case DType::kBF16:
-      return to_float(static_cast<const __nv_bfloat16*>(row.scales)[place]);
+      return to_float(static_cast<const __nv_bfloat16*>(numbers)[place]);
   }
   return 0.0f;
+}
+
+__device__ inline float scale_at(const StoredRow& row, int64_t place) {
+  return number_at(row.scales, row.scale_dtype, place);
 }
 
 __device__ inline int64_t scale_place(const StoredRow& row, int64_t column) {
@@ -143,8 +150,12 @@ __device__ inline StoredPack load_stored(const StoredRow& row, int64_t c) {
                    even = pairs & 0x0f0f0f0fu, odd = pairs >> 4 & 0x0f0f0f0fu;
     const uint64_t codes = __byte_perm(even, odd, 0x5140) |
                            static_cast<uint64_t>(__byte_perm(even, odd, 0x7362)) << 32;
+    if (row.offsets != nullptr)
+      return {codes, 0.0f, scale_at(row, place), number_at(row.offsets, row.scale_dtype, place)};
     const float zero = row.zeros == nullptr ? 8.0f : row.zeros[place];
     return {codes, zero, scale_at(row, place), 0.0f};
+  } else if constexpr (kFormat == WeightFormat::kInt8) {
+    return {load_codes<kEven>(block + at), 128.0f, scale_at(row, scale_place(row, c)), 0.0f};
   } else if constexpr (is_fp4(kFormat)) {
     const uint8_t* const pairs = block + at / 2;
     const uint64_t low = four_e2m1(pairs[0] | pairs[1] << 8);
@@ -220,6 +231,8 @@ __device__ __noinline__ StoredPack load_block(StoredRow row, int64_t c) {
       break;
     case WeightFormat::kInt4:
       return load_stored<WeightFormat::kInt4, kEven>(row, c);
+    case WeightFormat::kInt8:
+      return load_stored<WeightFormat::kInt8, kEven>(row, c);
     case WeightFormat::kMxFp4:
       return load_stored<WeightFormat::kMxFp4, kEven>(row, c);
     case WeightFormat::kNvFp4:

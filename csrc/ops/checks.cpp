@@ -122,10 +122,10 @@ const Arg& Arg::int32() const {
   return *this;
 }
 
-const Arg& Arg::dtype_of(const Arg& other) const {
+const Arg& Arg::dtype_of(const Arg& other, const char* besides) const {
   if (type_ != other.type_) {
     fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", dtype_name(other.type_),
-         ", the dtype of ", other.name_);
+         ", the dtype of ", other.name_, besides);
   }
   return *this;
 }
@@ -251,6 +251,8 @@ bool Arg::shares_memory(const Arg& other) const {
 }
 
 bool Arg::is_fp8() const { return type_ == ScalarType::Float8_e4m3fn; }
+
+bool Arg::is_uint8() const { return type_ == ScalarType::Byte; }
 
 DType Arg::dtype() const {
   return type_ == ScalarType::Float  ? DType::kF32

@@ -38,11 +38,12 @@ class Arg {
   Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device);
 
   // --- checks ---
-  const Arg& floating() const;                  // float32, float16 or bfloat16
-  const Arg& float32() const;                   // float32
-  const Arg& bfloat16() const;                  // bfloat16
-  const Arg& int32() const;                     // int32
-  const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
+  const Arg& floating() const;  // float32, float16 or bfloat16
+  const Arg& float32() const;   // float32
+  const Arg& bfloat16() const;  // bfloat16
+  const Arg& int32() const;     // int32
+  // The dtype of `other`; `besides`: what else may be.
+  const Arg& dtype_of(const Arg& other, const char* besides = "") const;
   // The dtype of `other`, as that of a dense weight.
   const Arg& weight_of(const Arg& other) const;
   const Arg& fp8() const;                    // float8_e4m3fn
@@ -69,6 +70,7 @@ class Arg {
   int64_t stride(int64_t dim) const { return strides_[dim]; }
   DType dtype() const;  // after floating(), float32() or bfloat16()
   bool is_fp8() const;
+  bool is_uint8() const;
   template <typename T>
   T* data() const {
     return static_cast<T*>(data_);

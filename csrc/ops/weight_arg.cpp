@@ -7,7 +7,7 @@ namespace {
 
 constexpr const char* kFp8Shapes =
     "[n, 1], [n, ceil(k / 128)] or [ceil(n / 128), ceil(k / 128)] of the weight";
-constexpr const char* kInt4Shape = "[n of the weight, groups of columns]";
+constexpr const char* kIntShape = "[n of the weight, groups of columns]";
 constexpr const char* kFp4Shape = "[n of the weight, blocks of a row]";
 
 WeightFormat format_of(const Arg& rows, int64_t given) {
@@ -42,10 +42,9 @@ WeightArg::WeightArg(Args& arg, const Arg& given, const WeightTensors& others, c
          ", the block of ", name_of(format_));
   rows.shape({n, k / columns * bytes}, meaning).last_contiguous();
   if (format_ == WeightFormat::kFp8) check_fp8_scale();
-  if (format_ == WeightFormat::kInt4) check_int4_scale();
+  if (is_int(format_)) check_int_scale();
   if (is_fp4(format_)) check_fp4_scale();
-  const bool has_scale =
-      format_ == WeightFormat::kFp8 || format_ == WeightFormat::kInt4 || is_fp4(format_);
+  const bool has_scale = format_ == WeightFormat::kFp8 || is_int(format_) || is_fp4(format_);
   if (scale && !has_scale)
     fail(rows.op(), "weight_scale is a tensor, expected None, because ", rows.name(),
          " is stored as ", name_of(format_));
@@ -61,14 +60,16 @@ Weight WeightArg::weight() const {
   Weight w = {rows.data<void>(), rows.size(0), k_, rows.stride(0), format_, {}};
   if (!scale) return w;
   const int64_t columns = scale->size(1);
+  const bool has_offsets = zero && !zero->is_uint8();
   w.scales = {scale->data<void>(),
-              zero.data<uint8_t>(),
+              has_offsets ? nullptr : zero.data<uint8_t>(),
+              has_offsets ? zero.data<void>() : nullptr,
               columns,
               scale->size(0) == w.n ? 1 : kScaleBlock,
               w.k,
               scale->dtype(),
               divisor.data<float>()};
-  if (format_ == WeightFormat::kInt4 || is_fp4(format_)) {
+  if (is_int(format_) || is_fp4(format_)) {
     w.scales.columns = w.k / (columns == 0 ? 1 : columns);
   } else if (columns != 1) {
     w.scales.columns = kScaleBlock;
@@ -87,17 +88,18 @@ void WeightArg::check_fp8_scale() const {
   scale->contiguous();
 }
 
-void WeightArg::check_int4_scale() const {
+void WeightArg::check_int_scale() const {
   if (!scale)
-    fail(rows.op(), "weight_scale is None, expected ", kInt4Shape, ", because ", rows.name(),
-         " is stored as int4");
-  scale->floating().shape({rows.size(0), Arg::kAny}, kInt4Shape).contiguous();
-  const int64_t groups = scale->size(1), least = block_layout(WeightFormat::kInt4).columns;
+    fail(rows.op(), "weight_scale is None, expected ", kIntShape, ", because ", rows.name(),
+         " is stored as ", name_of(format_));
+  scale->floating().shape({rows.size(0), Arg::kAny}, kIntShape).contiguous();
+  const int64_t groups = scale->size(1), least = block_layout(format_).columns;
   if (k_ > 0 && (groups == 0 || k_ % groups != 0 || k_ / groups % least != 0))
     fail(rows.op(), "weight_scale has ", groups, " groups for ", k_,
          " columns, expected groups of a multiple of ", least);
-  if (zero) zero->uint8("zeros").shape({rows.size(0), groups}, "the shape of weight_scale");
-  if (zero) zero->contiguous();
+  if (!zero) return;
+  if (!zero->is_uint8()) zero->dtype_of(*scale.get(), ", or uint8");
+  zero->shape({rows.size(0), groups}, "the shape of weight_scale").contiguous();
 }
 
 void WeightArg::check_fp4_scale() const {

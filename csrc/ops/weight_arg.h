@@ -32,7 +32,7 @@ class WeightArg {
 
  private:
   void check_fp8_scale() const;
-  void check_int4_scale() const;
+  void check_int_scale() const;
   void check_fp4_scale() const;
 
   int64_t k_;

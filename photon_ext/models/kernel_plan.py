@@ -311,8 +311,8 @@ def plan_projection(
         return "tile", "its modules are stored in several ways"
     if stored is None:
         return _C.plan_linear(target.gpu, op, dtype, *sizes)
-    kept = stored.format.value, stored.columns or shape.k, stored.scale_dtype, stored.zeros
-    return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept)
+    kept = stored.format.value, stored.columns or shape.k, stored.scale_dtype
+    return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept, stored.zeros, stored.offsets)
 
 
 def linear_workspace_words(config: ModelConfig, plan: KernelPlan, tokens: int) -> int:

@@ -21,6 +21,7 @@ class StoredFormat:
     Attributes:
         rows, columns: that share a scale, where scales lie beside the numbers; None: all of a row.
         zeros: there are zero points.
+        offsets: there are such, in the place of zero points, of the scales' dtype.
         divisors: there is one a row, that its scales are divided by.
         scale_dtype: by its name, as "float16".
     """
@@ -29,6 +30,7 @@ class StoredFormat:
     rows: int = 1
     columns: int | None = None
     zeros: bool = False
+    offsets: bool = False
     divisors: bool = False
     scale_dtype: str = "float32"
 

@@ -297,5 +297,5 @@ def test_on_a_gpu_steps_go_through_the_portable_linears(form: WeightFormat) -> N
     config = hf_config({**QWEN3, "quantization_config": compressed(form)})
     target = gpu_target((9, 0))
     why = linears_unsupported(config, target, "bfloat16")
-    assert why == "q, k, v: of weights of fewer bits they read fp8 and int4"
+    assert why == "q, k, v: of weights of fewer bits they read fp8, int4 and int8"
     assert plan_kernels(config, target, "bfloat16").decode.fused_tokens == 0

@@ -33,6 +33,7 @@ class Kind(NamedTuple):
         rows, columns: that share a scale; 0 columns: all of a row.
         scale: its dtype.
         zeros: there are zero points.
+        offsets: there are such, in their place.
         divisors: there are some of rows.
     """
 
@@ -42,10 +43,11 @@ class Kind(NamedTuple):
     scale: torch.dtype = torch.float32
     zeros: bool = False
     divisors: bool = False
+    offsets: bool = False
 
     def __str__(self) -> str:
         parts = [self.format.value, self.rows, self.columns, str(self.scale)[6:], self.zeros]
-        parts += ["divisors"] if self.divisors else []
+        parts += [name for name in ("divisors", "offsets") if getattr(self, name)]
         return "-".join(map(str, parts[: 1 if self.format in HALVES else None]))
 
     def shape(self, n: int, k: int) -> tuple[int, int]:
@@ -63,6 +65,9 @@ KINDS = [
     Kind(WeightFormat.MXFP4, 1, 32, torch.uint8),
     Kind(WeightFormat.NVFP4, 1, 16, FP8, divisors=True),
     *map(Kind, HALVES),
+    Kind(WeightFormat.INT4, 1, 32, torch.float16, offsets=True),
+    Kind(WeightFormat.INT8, 1, 16, torch.float16),
+    Kind(WeightFormat.INT8, 1, 32, torch.bfloat16),
 ]
 
 
@@ -81,12 +86,16 @@ def random_weight(kind: Kind, n: int, k: int, device: str = "cpu", seed: int = 1
         return Weight(numbers.to(FP8).to(device), kind.format, (0.01 * scale).to(device))
     if kind.format.is_fp4:
         return _fp4(kind, codes, scale, generator, device)
+    scale = (scale * (0.2 if kind.format is WeightFormat.INT4 else 0.0125)).to(kind.scale)
     zeros = torch.randint(17, shape, generator=generator, dtype=torch.uint8)
+    zero = zeros if kind.zeros else None
+    if kind.offsets:
+        zero = (-zeros.float() * scale.float()).to(kind.scale)
     return Weight(
         codes.to(device),
         kind.format,
-        (0.2 * scale).to(kind.scale).to(device),
-        zeros.to(device) if kind.zeros else None,
+        scale.to(device),
+        None if zero is None else zero.to(device),
     )
 
 

@@ -172,11 +172,12 @@ def test_rows_may_lie_apart(device: str, kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("op", ["linear_into", "swiglu_into", "linear_norm_into"])
-def test_a_batchs_linears_read_fp8_and_int4(op: str) -> None:
+def test_a_batchs_linears_read_fp8_int4_and_int8(op: str) -> None:
     given = {"op": op, "dtype": "bfloat16", "tokens": 40, "n": 64, "k": 512}
     fp8 = {"format": "fp8"}
     int4 = {"format": "int4", "scale_columns": 128, "scale_dtype": "float16"}
-    for stored in (fp8, int4):
+    int8 = {"format": "int8", "scale_columns": 16, "scale_dtype": "float16"}
+    for stored in (fp8, int4, int4 | {"scale_columns": 32, "offsets": True}, int8):
         assert _C.plan_linear(_C.Gpu(9, 0), **(given | stored)) == ("batch_stored", None)
     kernel, why = _C.plan_linear(_C.Gpu(9, 0), **(given | {"format": "q4_0"}))
-    assert (kernel, why) == ("tile", "of weights of fewer bits they read fp8 and int4")
+    assert (kernel, why) == ("tile", "of weights of fewer bits they read fp8, int4 and int8")

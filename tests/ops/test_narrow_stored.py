@@ -1,4 +1,4 @@
-"""The Hopper linears of weights in fp8 and int4: every number is read, near the float64 reference,
+"""The Hopper linears of weights in fp8, int4 and int8: every number is read, near the float64 reference,
 and a token has the same bits alone and in any batch.
 """
 
@@ -30,6 +30,9 @@ KINDS = [
     Kind(WeightFormat.INT4, 1, 64, BF16, True),
     Kind(WeightFormat.INT4, 1, 32, HALF),
     Kind(WeightFormat.INT4, 1, 32, HALF, True),
+    Kind(WeightFormat.INT4, 1, 32, HALF, offsets=True),
+    Kind(WeightFormat.INT8, 1, 32, HALF),
+    Kind(WeightFormat.INT8, 1, 16, HALF),
 ]
 # (n, k): one 8-row tile of a part of a K chunk; an odd number of them; of several K chunks whose
 # last is not whole, where two parts of the columns exchange sums; of several passes.
@@ -188,10 +191,23 @@ def test_rows_may_lie_apart(device: str, kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"format": "q4_0"}, "of weights of fewer bits they read fp8 and int4"),
+        ({"format": "q4_0"}, "of weights of fewer bits they read fp8, int4 and int8"),
         ({"format": "fp8", "k": 192}, "columns of fp8 are no multiple of 128 (192)"),
-        ({"format": "int4", "k": 384}, "columns of int4 are no multiple of 256 (384)"),
-        ({"format": "int4"}, "scales of int4 are float32, and they read those of 16 bits"),
+        ({"format": "int4", "k": 384}, "columns of integers are no multiple of 256 (384)"),
+        ({"format": "int8", "k": 384}, "columns of integers are no multiple of 256 (384)"),
+        ({"format": "int4"}, "scales of integers are float32, and they read those of 16 bits"),
+        (
+            {"format": "int8", "scale_dtype": "bfloat16", "scale_columns": 32},
+            "scales of int8, or beside offsets, are not float16",
+        ),
+        (
+            {"format": "int8", "scale_dtype": "float16", "scale_columns": 64},
+            "groups of int8 have not 16 or 32 columns (64)",
+        ),
+        (
+            {"format": "int4", "scale_dtype": "float16", "scale_columns": 64, "offsets": True},
+            "groups of int4 with offsets have not 32 columns (64)",
+        ),
         (
             {"format": "int4", "scale_dtype": "float16", "scale_columns": 512},
             "groups of int4 have not 32, 64 or 128 columns (512)",

@@ -61,6 +61,16 @@ def test_int4_is_two_codes_a_byte_less_their_zero_and_scaled() -> None:
     assert torch.equal(dequantized(weight), numbers.view(2, 64))
     plain = dequantized(replace(weight, zero=None))
     assert torch.equal(plain, ((codes.float() - 8) * scale[..., None]).view(2, 64))
+    offset = torch.tensor([[0.25, -3.0], [0.0, 5.0]])
+    above = dequantized(replace(weight, zero=offset))
+    assert torch.equal(above, (codes * scale[..., None] + offset[..., None]).view(2, 64))
+
+
+def test_int8_is_a_code_a_byte_less_128_and_scaled() -> None:
+    data = torch.arange(64, dtype=torch.uint8).view(2, 32) * 4
+    scale = torch.tensor([[0.5, 2.0], [1.0, 4.0]])
+    numbers = (data.view(2, 2, 16).float() - 128) * scale[..., None]
+    assert torch.equal(dequantized(Weight(data, WeightFormat.INT8, scale)), numbers.view(2, 32))
 
 
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
@@ -281,6 +291,7 @@ def test_a_weight_is_split_by_rows_with_its_scales() -> None:
 
 SCALE = torch.ones(130, 3)
 INT4 = random_weight(KINDS[3], 130, 320)
+INT8 = random_weight(Kind(WeightFormat.INT8, 1, 32), 130, 320)
 BLOCKS = random_weight(Kind(WeightFormat.Q4_0), 130, 320)
 MXFP4, NVFP4 = (random_weight(kind, 130, 320) for kind in KINDS[6:8])
 DIVISOR = torch.ones(130, 1)
@@ -324,7 +335,15 @@ DIVISOR = torch.ones(130, 1)
         (replace(INT4, scale=torch.ones(130, 0)), "weight_scale has 0 groups for 320 columns, exp"),
         (replace(INT4, scale=torch.ones(129, 10)), "weight_scale has shape [129, 10], expected ["),
         (replace(INT4, scale=SCALE.int()), "weight_scale has dtype int32, expected "),
-        (replace(INT4, zero=torch.ones(130, 10)), "weight_zero has dtype float32, expected uint8"),
+        (
+            replace(INT4, zero=torch.ones(130, 10)),
+            "weight_zero has dtype float32, expected float16, the dtype of weight_scale, or uint8",
+        ),
+        (
+            replace(INT8, zero=torch.ones(130, 10, dtype=torch.uint8)),
+            "weight_zero is a tensor, expected None, because weight is stored as int8",
+        ),
+        (replace(INT8, scale=torch.ones(130, 40)), "weight_scale has 40 groups for 320 columns, e"),
         (
             replace(INT4, zero=torch.ones(130, 5, dtype=torch.uint8)),
             "weight_zero has shape [130, 5], expected [130, 10] (the shape of weight_scale)",
@@ -384,8 +403,8 @@ def test_parts_of_a_weight_that_do_not_belong_together_are_refused(
 def test_a_format_that_is_not_known_is_refused() -> None:
     out, x, weight = torch.zeros(2, 4), torch.zeros(2, 8), torch.zeros(4, 8)
     raw: Any = torch.ops.photon_ext.linear_into
-    for code in (-1, 13):
-        with pytest.raises(RuntimeError, match=f"weight_format is {code}, expected 0 to 12"):
+    for code in (-1, 14):
+        with pytest.raises(RuntimeError, match=f"weight_format is {code}, expected 0 to 13"):
             raw(out, x, weight, weight_format=code)
 
 

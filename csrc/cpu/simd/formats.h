@@ -266,15 +266,19 @@ struct ScaledRows {
   PHOTON_INLINE int64_t place(int64_t row, int64_t column) const {
     return (first + row) / scales.rows * scales.stride + column / scales.columns;
   }
-  PHOTON_INLINE float scale(int64_t place) const {
+  PHOTON_INLINE float scale(int64_t place) const { return number(scales.data, place); }
+  PHOTON_INLINE float offset(int64_t place) const { return number(scales.offsets, place); }
+
+ private:
+  PHOTON_INLINE float number(const void* from, int64_t place) const {
     switch (scales.dtype) {
       case DType::kF32:
-        return static_cast<const float*>(scales.data)[place];
+        return static_cast<const float*>(from)[place];
       case DType::kF16:
-        return half_at(static_cast<const uint8_t*>(scales.data) + 2 * place);
+        return half_at(static_cast<const uint8_t*>(from) + 2 * place);
       case DType::kBF16:
-        return bit_cast<float>(
-            static_cast<uint32_t>(static_cast<const uint16_t*>(scales.data)[place]) << 16);
+        return bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(from)[place])
+                               << 16);
     }
     return 0.0f;
   }
@@ -307,10 +311,29 @@ struct Int4Rows : ScaledRows {
       const int64_t group = place(row, at);
       prefetch(bytes, at / 2 + kStreamAheadBytes);
       const Lanes factor = splat(scale(group));
-      const Lanes zero = splat(scales.zeros == nullptr ? 8.0f : scales.zeros[group]);
       const CodePair codes = in_order(read_as<Codes>(bytes + at / 2));
+      if (scales.offsets != nullptr) {
+        const Lanes least = splat(offset(group));
+        take(at, fma(as_lanes(codes.first), factor, least), load_all);
+        take(at + kLanes, fma(as_lanes(codes.second), factor, least), load_all);
+        continue;
+      }
+      const Lanes zero = splat(scales.zeros == nullptr ? 8.0f : scales.zeros[group]);
       take(at, (as_lanes(codes.first) - zero) * factor, load_all);
       take(at + kLanes, (as_lanes(codes.second) - zero) * factor, load_all);
+    }
+  }
+};
+
+struct Int8Rows : ScaledRows {
+  template <typename Take>
+  PHOTON_INLINE void read(int64_t row, int64_t begin, int64_t end, const Take& take) const {
+    const auto load_all = [](const auto* from) { return load(from); };
+    const uint8_t* const bytes = data + row * stride;
+    for (int64_t at = begin; at < end; at += kLanes) {
+      if (at % kLineBytes == 0) prefetch(bytes, at + kStreamAheadBytes);
+      const Lanes codes = as_lanes(read_as<Codes>(bytes + at)) - splat(128.0f);
+      take(at, codes * splat(scale(place(row, at))), load_all);
     }
   }
 };
@@ -382,6 +405,8 @@ PHOTON_INLINE void with_rows(const Weight& w, int64_t first, const Body& body) {
       return body(Fp8Rows{scaled});
     case WeightFormat::kInt4:
       return body(Int4Rows{scaled});
+    case WeightFormat::kInt8:
+      return body(Int8Rows{scaled});
     case WeightFormat::kMxFp4:
       return body(Fp4Rows<MxFp4>{scaled});
     case WeightFormat::kNvFp4:

@@ -12,6 +12,7 @@ constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
 struct Scales {
   const void* data;
   const uint8_t* zeros;  // or null
+  const void* offsets;   // or null
   int row_shift;         // 2^row_shift rows share theirs
   int column_shift;      // and so do 2^column_shift columns
   int row_groups;        // scales from row to row
@@ -26,10 +27,14 @@ struct StoredParams : Params {
   WeightFormat format;
 };
 
-__device__ inline float2 floats_of_halves(uint32_t pair) {
-  __half2 halves;
-  memcpy(&halves, &pair, sizeof(pair));
-  return __half22float2(halves);
+__device__ inline uint4 packed(const float (&numbers)[kPack]) {
+  return make_uint4(pack_bf16(numbers[0], numbers[1]), pack_bf16(numbers[2], numbers[3]),
+                    pack_bf16(numbers[4], numbers[5]), pack_bf16(numbers[6], numbers[7]));
+}
+
+__device__ inline uint32_t scaled_halves(uint32_t halves, float scale) {
+  const float2 pair = floats_of_halves(halves);
+  return pack_bf16(pair.x * scale, pair.y * scale);
 }
 
 // How a lane decodes 16 bytes of a row: to kVectors vectors of eight numbers. Eight lanes in a row
@@ -56,13 +61,36 @@ struct Fp8Codes {
     uint32_t low[2], high[2];
     halves_of_e4m3(low, codes[2 * i]);
     halves_of_e4m3(high, codes[2 * i + 1]);
-    return make_uint4(scaled(low[0]), scaled(low[1]), scaled(high[0]), scaled(high[1]));
+    return make_uint4(scaled_halves(low[0], scale), scaled_halves(low[1], scale),
+                      scaled_halves(high[0], scale), scaled_halves(high[1], scale));
+  }
+};
+
+// Scales are float16, and with offsets these, too.
+struct Int8Codes {
+  using Scale = uint16_t;
+  static constexpr int kBlockBytes = 64;
+  static constexpr int kVectors = 2;
+
+  float scale;
+
+  __device__ Int8Codes(const Scales&, Scale bits) : scale(wide(bits, true)) {}
+
+  __device__ static int row(int i) { return Fp8Codes::row(i); }
+  __device__ static bool begins_odd(int row, int vector) {
+    return Fp8Codes::begins_odd(row, vector);
   }
 
- private:
-  __device__ uint32_t scaled(uint32_t halves) const {
-    const float2 pair = floats_of_halves(halves);
-    return pack_bf16(pair.x * scale, pair.y * scale);
+  __device__ static Scale load(const Scales& from, int place) {
+    return static_cast<const uint16_t*>(from.data)[place];
+  }
+
+  __device__ uint4 decode(const uint32_t (&codes)[4], int i) const {
+    uint32_t low[2], high[2];
+    halves_of_int8(low, codes[2 * i]);
+    halves_of_int8(high, codes[2 * i + 1]);
+    return make_uint4(scaled_halves(low[0], scale), scaled_halves(low[1], scale),
+                      scaled_halves(high[0], scale), scaled_halves(high[1], scale));
   }
 };
 
@@ -97,8 +125,45 @@ struct Int4Codes {
       numbers[j] = fmaf(__uint_as_float(pair << 16), scale, offset);
       numbers[j + 4] = fmaf(__uint_as_float(pair & 0xffff0000u), scale, offset);
     }
-    return make_uint4(pack_bf16(numbers[0], numbers[1]), pack_bf16(numbers[2], numbers[3]),
-                      pack_bf16(numbers[4], numbers[5]), pack_bf16(numbers[6], numbers[7]));
+    return packed(numbers);
+  }
+};
+
+// With offsets, to which nothing may be added before: 0x6400 | q is 1024 + q in float16, and q is
+// left of it.
+struct Int4OffsetCodes {
+  struct Scale {
+    uint16_t scale, offset;
+  };
+  static constexpr int kBlockBytes = Int4Codes::kBlockBytes;
+  static constexpr int kVectors = Int4Codes::kVectors;
+
+  float scale, offset;
+
+  __device__ Int4OffsetCodes(const Scales&, Scale one)
+      : scale(wide(one.scale, true)), offset(wide(one.offset, true)) {}
+
+  __device__ static int row(int i) { return Int4Codes::row(i); }
+  __device__ static bool begins_odd(int row, int vector) {
+    return Int4Codes::begins_odd(row, vector);
+  }
+
+  __device__ static Scale load(const Scales& from, int place) {
+    return {static_cast<const uint16_t*>(from.data)[place],
+            static_cast<const uint16_t*>(from.offsets)[place]};
+  }
+
+  __device__ uint4 decode(const uint32_t (&codes)[4], int i) const {
+    constexpr uint32_t kOnes = 0x64006400u;
+    float numbers[kPack];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const uint32_t pair = masked_or(codes[i] >> (4 * j), 0x000f000fu, kOnes);
+      const float2 bits = floats_of_halves(minus_f16(pair, kOnes));
+      numbers[j] = fmaf(bits.x, scale, offset);
+      numbers[j + 4] = fmaf(bits.y, scale, offset);
+    }
+    return packed(numbers);
   }
 };
 

@@ -26,6 +26,7 @@ Scales scales_of(const Weight& w) {
   Scales scales{};
   scales.data = s.data;
   scales.zeros = s.zeros;
+  scales.offsets = s.offsets;
   scales.row_shift = log2_of(s.rows);
   scales.column_shift = s.columns >= w.k ? kOneGroup : log2_of(s.columns);
   scales.row_groups = static_cast<int>(ceil_div(w.k, s.columns));

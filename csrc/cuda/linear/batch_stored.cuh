@@ -67,6 +67,10 @@ struct StoredFeed {
       shrink_registers<kDecodingRegisters>();
       if (p.format == WeightFormat::kFp8) {
         decode<Fp8Codes>(group);
+      } else if (p.format == WeightFormat::kInt8) {
+        decode<Int8Codes>(group);
+      } else if (p.scales.offsets != nullptr) {
+        decode<Int4OffsetCodes>(group);
       } else {
         decode<Int4Codes>(group);
       }

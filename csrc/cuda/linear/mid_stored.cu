@@ -12,7 +12,7 @@ namespace photon::cuda {
 namespace stream_linear {
 namespace {
 
-using narrow::Fp8Load, narrow::Int4Load;
+using narrow::Fp8Load, narrow::Int4Load, narrow::Int8Load, narrow::Zeros;
 
 // Beside a CTA there is room for four of prepare_x.
 constexpr int kRoom = kOnlyBlock - 4 * kReservedBytes;
@@ -28,7 +28,7 @@ mid_stored::Scales scales_of(const Weight& w) {
   const WeightScales& s = w.scales;
   mid_stored::Scales scales{};
   scales.data = s.data;
-  scales.zeros = s.zeros;
+  scales.zeros = s.offsets != nullptr ? s.offsets : s.zeros;
   scales.row_groups = static_cast<int>(ceil_div(w.k, s.columns));
   scales.block_groups =
       s.columns >= w.k ? 0 : static_cast<int>(mid_stored::kBlockColumns / s.columns);
@@ -74,12 +74,12 @@ int launch_size(mid_stored::Params p, const LinearParams& op, void* stream) {
 }
 
 // What prepare_x leaves in a workspace of linear_workspace_words.
-PreparedX prepared_in(float* workspace, int tokens, int k, int groups) {
+PreparedX prepared_in(float* workspace, int tokens, int k, int rows) {
   const int pitch = static_cast<int>(ceil_div(tokens, kTokenTile)) * kTokenTile;
   PreparedX x{};
   x.squares = workspace;
   x.of_x = x.squares + kKBlocks * pitch;
-  x.numbers = reinterpret_cast<uint32_t*>(x.of_x + k / mid_stored::kBlockColumns * groups * pitch);
+  x.numbers = reinterpret_cast<uint32_t*>(x.of_x + k / mid_stored::kBlockColumns * rows * pitch);
   x.pitch = pitch;
   return x;
 }
@@ -118,7 +118,7 @@ int launch_groups(mid_stored::Params p, const LinearParams& op, void* stream) {
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kMidChunk), p.split)) * kMidChunk;
   for (; p.first_token < tokens; p.first_token += kMidStoredTokens) {
     p.tokens = std::min<int>(tokens - p.first_token, kMidStoredTokens);
-    p.prepared = prepared_in(op.workspace, p.tokens, p.k, Load::kGroups);
+    p.prepared = prepared_in(op.workspace, p.tokens, p.k, Load::kXRows);
     if (const int error = launch_prepare<Load, kEpilogue != Epilogue::kAdd>(p, op.pdl, stream))
       return error;
     const int error = p.tokens <= Few::kTokens ? launch_size<Few>(p, op, stream)
@@ -145,12 +145,17 @@ int launch_op(const LinearParams& op, void* stream) {
 int run_mid_stored(const LinearParams& op, void* stream) {
   using namespace stream_linear;
   if (op.weight.format == WeightFormat::kFp8) return launch_op<Fp8Load>(op, stream);
-  const bool has_zeros = op.weight.scales.zeros != nullptr;
-  if (op.weight.scales.columns < kScaleBlock)
-    return has_zeros ? launch_op<Int4Load<4, 1, true>>(op, stream)
-                     : launch_op<Int4Load<4, 1, false>>(op, stream);
-  return has_zeros ? launch_op<Int4Load<1, 1, true>>(op, stream)
-                   : launch_op<Int4Load<1, 1, false>>(op, stream);
+  const WeightScales& scales = op.weight.scales;
+  if (op.weight.format == WeightFormat::kInt8)
+    return scales.columns == 16 ? launch_op<Int8Load<8>>(op, stream)
+                                : launch_op<Int8Load<4>>(op, stream);
+  if (scales.offsets != nullptr) return launch_op<Int4Load<4, 1, Zeros::kOffsets>>(op, stream);
+  const bool has_zeros = scales.zeros != nullptr;
+  if (scales.columns < kScaleBlock)
+    return has_zeros ? launch_op<Int4Load<4, 1, Zeros::kPoints>>(op, stream)
+                     : launch_op<Int4Load<4, 1, Zeros::kNone>>(op, stream);
+  return has_zeros ? launch_op<Int4Load<1, 1, Zeros::kPoints>>(op, stream)
+                   : launch_op<Int4Load<1, 1, Zeros::kNone>>(op, stream);
 }
 
 }  // namespace photon::cuda

@@ -24,7 +24,7 @@ template <typename Size>
 struct Multiplier {
   using Load = typename Size::Load;
   static constexpr int kSums = Size::kSums, kHalves = Size::kHalves, kMTiles = Size::kMTiles;
-  static constexpr bool kTakesSums = Load::kExcess > 0;
+  static constexpr bool kTakesSums = Load::kExcess > 0 && Load::kZeros != narrow::Zeros::kOffsets;
 
   const Params& p;
   const CtaWork& work;
@@ -102,7 +102,7 @@ struct Multiplier {
         if (m == 0) wait_barrier(&barriers.x[stage], x.parity);
         multiply(sums[m][half], a, scales[m], stage);
         if (m + 1 < p.pass_tiles) continue;  // one half where there are more M tiles
-        release(&barriers.x_read[stage]);
+        arrive(&barriers.x_read[stage]);
         x.advance(kStages);
       }
     }
@@ -132,7 +132,8 @@ struct Multiplier {
     warpgroup_settle(a);
   }
 
-  // By 32 tokens. A K block of several groups of columns has a sum of their scaled products.
+  // By 32 tokens. A K block of several groups of columns has a sum of their scaled products, which
+  // is then scaled as x is, where that has a scale.
   __device__ void multiply(float (&to)[kSums], const uint32_t (&a)[kDepths][4],
                            const BlockScales<Load>& scales, int stage) const {
     if constexpr (Load::kGroups == 1) {
@@ -141,8 +142,27 @@ struct Multiplier {
       float all[kSums] = {};
 #pragma unroll
       for (int i = 0; i < Load::kGroups; ++i) add_group(all, a, scales, i, stage);
+      add_block_sums(to, all, stage);
+    }
+  }
+
+  // What comes with x in the stage, from the lane's first token on, of group `i`.
+  __device__ const float* of_x(int stage, int i) const {
+    return reinterpret_cast<const float*>(shared + of_x_at) +
+           (stage * Load::kXRows + (Load::kXRows == 1 ? 0 : i)) * kTokensAtOnce + lane % 4 * 2;
+  }
+
+  __device__ void add_block_sums(float (&to)[kSums], const float (&all)[kSums], int stage) const {
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) to[i] += all[i];
+    for (int t = 0; t < kSums / 4; ++t) {
+      float2 of_tokens = make_float2(1.0f, 1.0f);
+      if constexpr (Load::kIsF16)
+        of_tokens = *reinterpret_cast<const float2*>(of_x(stage, 0) + t * kTokenTile);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float scale = j % 2 == 0 ? of_tokens.x : of_tokens.y;
+        to[4 * t + j] = fmaf(scale, all[4 * t + j], to[4 * t + j]);
+      }
     }
   }
 
@@ -150,8 +170,7 @@ struct Multiplier {
                             const BlockScales<Load>& scales, int i, int stage) const {
     constexpr int kEach = kDepths / Load::kGroups, kHalfBytes = Size::kXBytes / 2;
     const RowTileFragment tokens(shared + x_at + stage * Size::kXBytes);
-    const float* const of_x = reinterpret_cast<const float*>(shared + of_x_at) +
-                              (stage * Load::kGroups + i) * kTokensAtOnce + lane % 4 * 2;
+    const float* const of_x = this->of_x(stage, i);
     float products[kSums];
     if constexpr (kTakesSums) {
       take_excess(products, scales, i, of_x);
@@ -175,9 +194,10 @@ struct Multiplier {
   __device__ static void take_excess(float (&from)[kSums], const BlockScales<Load>& scales, int i,
                                      const float* of_x) {
     float excess[2] = {};
-    if constexpr (Load::kHasZeros) {
+    constexpr bool kHasPoints = Load::kZeros == narrow::Zeros::kPoints;
+    if constexpr (kHasPoints) {
 #pragma unroll
-      for (int row = 0; row < 2; ++row) excess[row] = scales.excess(i, row);
+      for (int row = 0; row < 2; ++row) excess[row] = narrow::kWideOnes + scales.point(i, row);
     }
 #pragma unroll
     for (int t = 0; t < kSums / 4; ++t) {
@@ -185,7 +205,7 @@ struct Multiplier {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float sum = j % 2 == 0 ? pair.x : pair.y;
-        from[4 * t + j] = Load::kHasZeros ? -excess[j / 2] * sum : sum;
+        from[4 * t + j] = kHasPoints ? -excess[j / 2] * sum : sum;
       }
     }
   }
@@ -196,13 +216,29 @@ struct Multiplier {
 #pragma unroll
     for (int t = 0; t < kSums / 4; ++t) {
       float2 of_tokens = make_float2(1.0f, 1.0f);
-      if constexpr (Load::kIsF16)
+      if constexpr (Load::kIsF16 && Load::kGroups == 1)
         of_tokens = *reinterpret_cast<const float2*>(of_x + t * kTokenTile);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float scale = of_rows[j / 2] * (j % 2 == 0 ? of_tokens.x : of_tokens.y);
         to[4 * t + j] = fmaf(scale, what[4 * t + j], to[4 * t + j]);
       }
+    }
+    if constexpr (Load::kZeros == narrow::Zeros::kOffsets) add_offsets(to, scales, i, of_x);
+  }
+
+  // Of group `i`, behind its products.
+  __device__ void add_offsets(float (&to)[kSums], const BlockScales<Load>& scales, int i,
+                              const float* of_x) const {
+    float offsets[2];
+#pragma unroll
+    for (int row = 0; row < 2; ++row) offsets[row] = scales.offset(i, row);
+#pragma unroll
+    for (int t = 0; t < kSums / 4; ++t) {
+      const float2 pair = *reinterpret_cast<const float2*>(of_x + t * kTokenTile);
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        to[4 * t + j] = fmaf(offsets[j / 2], j % 2 == 0 ? pair.x : pair.y, to[4 * t + j]);
     }
   }
 };

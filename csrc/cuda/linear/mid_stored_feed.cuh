@@ -63,7 +63,7 @@ __device__ inline void copy_floats(const Params& p, unsigned char* to, const flo
 template <typename Size>
 __device__ void copy_x(const Params& p, const CtaWork& work, const Layout<Size>& at,
                        unsigned char* shared, const Barriers<Size>& barriers) {
-  constexpr int kRows = Size::Load::kGroups, kStages = kXStages / kGroups;
+  constexpr int kRows = Size::Load::kXRows, kStages = kXStages / kGroups;
   const uint64_t policy = evict_last();
   if constexpr (!Size::kAdds) {
     copy_floats<Size::kTokens>(p, shared + at.squares, p.prepared.squares, 0, kKBlocks);

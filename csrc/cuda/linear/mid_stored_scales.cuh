@@ -18,8 +18,8 @@ struct ScaleRows {
   }
 };
 
-// load() begins to fetch them, and of() and excess() have them of a group and a row. Of a weight
-// without zero points nobody asks for an excess.
+// load() begins to fetch them, and of(), point() and offset() have them of a group and a row. Of a
+// weight without zero points or offsets nobody asks for these.
 template <typename Load>
 struct BlockScales;
 
@@ -35,54 +35,58 @@ struct BlockScales<narrow::Fp8Load> {
   __device__ float of(const Scales&, int, int row) const { return scales[row]; }
 };
 
-template <int kStageTiles, bool kHasZeros>
-struct BlockScales<narrow::Int4Load<1, kStageTiles, kHasZeros>> {
+template <int kStageTiles, narrow::Zeros kZeros>
+struct BlockScales<narrow::Int4Load<1, kStageTiles, kZeros>> {
+  static constexpr bool kHasPoints = kZeros == narrow::Zeros::kPoints;
+
   uint16_t scales[2];
-  uint8_t zeros[2];
+  uint8_t points[2];
 
   __device__ void load(const Scales& from, const ScaleRows& rows, int block) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = static_cast<const uint16_t*>(from.data)[rows.before[i] + block];
-      if (kHasZeros) zeros[i] = from.zeros[rows.before[i] + block];
+      if (kHasPoints) points[i] = static_cast<const uint8_t*>(from.zeros)[rows.before[i] + block];
     }
   }
   __device__ float of(const Scales& from, int, int row) const {
     return wide(scales[row], from.is_half);
   }
-  __device__ float excess(int, int row) const { return 128.0f + zeros[row]; }
+  __device__ float point(int, int row) const { return points[row]; }
 };
 
-// Of four groups, or of two that are taken for two each.
-template <int kStageTiles, bool kHasZeros>
-struct BlockScales<narrow::Int4Load<4, kStageTiles, kHasZeros>> {
-  uint32_t scales[2][2];  // a pair of groups each
-  uint32_t zeros[2];
+// Of several groups, or of half as many that are taken for two each.
+template <int kGroups, narrow::Zeros kZeros, bool kIsHalf>
+struct PackedBlockScales {
+  narrow::PackedScales<kGroups, kZeros> rows[2];
 
-  __device__ void load(const Scales& from, const ScaleRows& rows, int block) {
-    const bool is_whole = from.block_groups == 4;
-    const uint32_t first = block * from.block_groups;
+  __device__ void load(const Scales& from, const ScaleRows& at, int block) {
+    constexpr int kZeroBytes = kZeros == narrow::Zeros::kOffsets ? 2 : 1;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t pair = (rows.before[i] + first) / 2, other = pair + (is_whole ? 1 : 0);
-      const uint32_t* const words = static_cast<const uint32_t*>(from.data);
-      scales[i][0] = words[pair];
-      scales[i][1] = words[other];
-      if (!is_whole) {
-        scales[i][0] = __byte_perm(scales[i][0], 0, 0x1010);
-        scales[i][1] = __byte_perm(scales[i][1], 0, 0x3232);
-      }
-      if (!kHasZeros) continue;
-      const uint16_t* const halves = reinterpret_cast<const uint16_t*>(from.zeros);
-      zeros[i] = __byte_perm(halves[pair], halves[other], is_whole ? 0x5410 : 0x1100);
+      const uint32_t place = at.before[i] + block * from.block_groups;
+      rows[i].load(static_cast<const uint16_t*>(from.data) + place,
+                   static_cast<const uint8_t*>(from.zeros) + place * kZeroBytes,
+                   from.block_groups == kGroups);
     }
   }
   __device__ float of(const Scales& from, int group, int row) const {
-    return wide(scales[row][group / 2] >> group % 2 * 16 & 0xffffu, from.is_half);
+    return rows[row].scales.of(group, kIsHalf || from.is_half);
   }
-  __device__ float excess(int group, int row) const {
-    return 128.0f + static_cast<float>(zeros[row] >> group * 8 & 0xffu);
+  __device__ float point(int group, int row) const { return rows[row].points.of(group); }
+  __device__ float offset(int group, int row) const {
+    return narrow::offset_of_wide(rows[row], group);
   }
 };
+
+template <typename Load>
+using PackedScalesOf = PackedBlockScales<Load::kGroups, Load::kZeros, Load::kIsHalf>;
+
+template <int kGroups>
+struct BlockScales<narrow::Int8Load<kGroups>> : PackedScalesOf<narrow::Int8Load<kGroups>> {};
+
+template <int kStageTiles, narrow::Zeros kZeros>
+struct BlockScales<narrow::Int4Load<4, kStageTiles, kZeros>>
+    : PackedScalesOf<narrow::Int4Load<4, kStageTiles, kZeros>> {};
 
 }  // namespace photon::cuda::stream_linear::mid_stored

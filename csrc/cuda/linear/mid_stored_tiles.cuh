@@ -27,11 +27,11 @@ static_assert(kGroups * kSumRegisters + kCopyingRegisters == (kGroups + 1) * kRe
 // The scales of a weight, and its zero points, as they lie in memory. Counts are of scales.
 struct Scales {
   const void* data;
-  const uint8_t* zeros;  // or null
-  int row_groups;        // from row to row
-  int block_groups;      // of a K block; 0: a row has one
-  int row_shift;         // 2^row_shift rows share theirs
-  bool is_half;          // of int4: float16, else bfloat16
+  const void* zeros;  // points or offsets, or null
+  int row_groups;     // from row to row
+  int block_groups;   // of a K block; 0: a row has one
+  int row_shift;      // 2^row_shift rows share theirs
+  bool is_half;       // of integers: float16, else bfloat16
 };
 
 struct Params : stream_linear::Params {
@@ -109,7 +109,7 @@ struct Layout {
         sent(x + kXStages * Size::kXBytes),
         squares(sent + pass_m_tiles * Size::kSenders * Size::kSentBytes),
         of_x(squares + (Size::kAdds ? 0 : kKBlocks * Size::kTokens * 4)),
-        old(of_x + kXStages * Size::Load::kGroups * kTokensAtOnce * 4),
+        old(of_x + kXStages * Size::Load::kXRows * kTokensAtOnce * 4),
         barriers(old + (Size::kAdds ? pass_tiles * kTileRows * Size::kTokens * 2 : 0)),
         end(barriers + kBarriers * static_cast<int>(sizeof(Barrier))) {}
 
@@ -144,7 +144,7 @@ struct Barriers {
     }
     if (i < kXStages) {
       init_barrier(&x[i], 1 + kWarpSize);
-      init_barrier(&x_read[i], kGroupWarps);
+      init_barrier(&x_read[i], kWarpgroupThreads);
     }
     if (i == kWarpSize) {
       init_barrier(sent, 1);

@@ -20,34 +20,59 @@ namespace photon::cuda::stream_linear {
 
 namespace narrow {
 
-// The scales of a tile's rows `group` and `group` + 8, and int4's excess with the sums of x that
-// take it out.
-template <typename Load, bool kIsScaled = Load::kIsScaled>
+// The scales of a tile's rows `group` and `group` + 8, and int4's zero points or offsets. read():
+// `scale`, `zero`: of the first of the rows. Returns what depends on all that was read.
+template <typename Load, bool kIsScaled = Load::kIsScaled, bool kIsPacked = Load::kIsPacked>
 struct TileScales {};
 
 template <typename Load>
-struct TileScales<Load, true> {
-  float of[Load::kGroups][2];
-  float excess[Load::kHasZeros ? Load::kGroups : 1][2];
+struct TileScales<Load, true, false> {
+  static constexpr bool kHasPoints = Load::kZeros == Zeros::kPoints;
 
-  // `scale`, `zero`: of the first of the rows. Returns what depends on all that was read.
+  float scales[2], points[2];
+
   __device__ uint32_t read(const StoredScales& stored, const unsigned char* scale,
                            const unsigned char* zero) {
     uint32_t loaded = 0;
 #pragma unroll
-    for (int i = 0; i < Load::kGroups; ++i) {
-#pragma unroll
-      for (int high = 0; high < 2; ++high) {
-        of[i][high] = Load::scale(stored, scale + high * kRowTileRows * Load::kScalePitch, i);
-        loaded |= __float_as_uint(of[i][high]);
-        if constexpr (Load::kHasZeros) {
-          excess[i][high] = Load::excess(stored, zero + high * kRowTileRows * Load::kZeroPitch, i);
-          loaded |= __float_as_uint(excess[i][high]);
-        }
+    for (int high = 0; high < 2; ++high) {
+      scales[high] = Load::scale(stored, scale + high * kRowTileRows * Load::kScalePitch);
+      loaded |= __float_as_uint(scales[high]);
+      if constexpr (kHasPoints) {
+        points[high] = zero[high * kRowTileRows * Load::kZeroPitch];
+        loaded |= __float_as_uint(points[high]);
       }
     }
     return loaded;
   }
+  __device__ float of(const StoredScales&, int, int high) const { return scales[high]; }
+  __device__ float point(int, int high) const { return points[high]; }
+};
+
+// They are widened when they are asked for.
+template <typename Load>
+struct TileScales<Load, true, true> {
+  PackedScales<Load::kGroups, Load::kZeros> rows[2];
+
+  __device__ uint32_t read(const StoredScales& stored, const unsigned char* scale,
+                           const unsigned char* zero) {
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      PackedScales<Load::kGroups, Load::kZeros>& row = rows[high];
+      row.load(scale + high * kRowTileRows * Load::kScalePitch,
+               zero + high * kRowTileRows * Load::kZeroPitch, stored.has_all_groups);
+      loaded |= row.scales.words[0];
+      if constexpr (Load::kZeros == Zeros::kPoints) loaded |= row.points.bytes;
+      if constexpr (Load::kZeros == Zeros::kOffsets) loaded |= row.offsets.words[0];
+    }
+    return loaded;
+  }
+  __device__ float of(const StoredScales& stored, int group, int high) const {
+    return rows[high].scales.of(group, Load::kIsHalf || stored.is_half);
+  }
+  __device__ float point(int group, int high) const { return rows[high].points.of(group); }
+  __device__ float offset(int group, int high) const { return offset_of_wide(rows[high], group); }
 };
 
 // A warp's sums over its K blocks, as seen from a lane. All addresses are computed before the wait.
@@ -100,7 +125,7 @@ struct Multiplier {
       offset[i] = pinned(row_tile * Size::kRowTileBytes + Load::offset(warp, matrix, row, i));
     if constexpr (Load::kIsScaled)
       scale_at = pinned(group * Load::kScalePitch + Load::scale_offset(p.stored, warp));
-    if constexpr (Load::kHasZeros)
+    if constexpr (Load::kZeros != Zeros::kNone)
       zero_at = pinned(kTileRows * Load::kScalePitch + group * Load::kZeroPitch +
                        Load::zero_offset(p.stored, warp));
   }
@@ -131,7 +156,7 @@ struct Multiplier {
   }
 
  private:
-  static constexpr bool kTakesSums = Load::kExcess > 0;
+  static constexpr bool kTakesSums = Load::kExcess > 0 && Load::kZeros != Zeros::kOffsets;
 
   // Behind the last K chunk comes the first one of the next pass.
   __device__ int next_chunk() {
@@ -224,8 +249,8 @@ struct Multiplier {
   }
 
   // To the sums of tile m and those that follow it in its stage: those of a K block, scaled by one
-  // fma where it has one group, else group after group. What a stage does not hold adds to sums
-  // that nobody reads.
+  // fma where it has one group, else group after group, and then by the scale of x where that has
+  // one. What a stage does not hold adds to sums that nobody reads.
   __device__ void add_scaled(int m, const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
                              const TileScales<Load> (&tile_scales)[Load::kStageTiles],
                              const XChunk& x) {
@@ -240,13 +265,12 @@ struct Multiplier {
         add_group(products, i, w, tile_scales, x);
 #pragma unroll
         for (int s = 0; s < kStageTiles; ++s)
-          add_times(blocks[s], products[s], tile_scales[s].of[i]);
+          add_times<false>(blocks[s], products[s], tile_scales[s], i);
       }
     }
-    constexpr float kOnes[] = {1.0f, 1.0f};
 #pragma unroll
     for (int s = 0; s < kStageTiles; ++s)
-      add_times(sums[m + s], blocks[s], kGroups == 1 ? tile_scales[s].of[0] : kOnes);
+      add_times<true>(sums[m + s], blocks[s], tile_scales[s], 0);
   }
 
   // The products of a group of columns, tiles side by side, less what their numbers are too large
@@ -275,21 +299,49 @@ struct Multiplier {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float sum = prepared.sums[i][t][j % 2];
-        from[t][j] = Load::kHasZeros ? -tile_scales.excess[i][j / 2] * sum : sum;
+        if constexpr (Load::kZeros == Zeros::kPoints) {
+          from[t][j] = -(kWideOnes + tile_scales.point(i, j / 2)) * sum;
+        } else {
+          from[t][j] = sum;
+        }
       }
     }
   }
 
-  // `scales`: of the lane's two rows.
+  // Of group `i`; or kIsBlock: of a K block, which has scales itself where it is one group.
+  template <bool kIsBlock>
   __device__ void add_times(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
-                            const float (&scales)[2]) const {
+                            const TileScales<Load>& tile_scales, int i) const {
+    constexpr bool kHasOwn = !kIsBlock || Load::kGroups == 1;
+    float of_rows[] = {1.0f, 1.0f};
+#pragma unroll
+    for (int high = 0; high < 2 && kHasOwn; ++high)
+      of_rows[high] = tile_scales.of(p.stored, i, high);
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float scale =
-            Load::kIsF16 ? scales[j / 2] * prepared.scales[t][j % 2] : scales[j / 2];
+        float scale = of_rows[j / 2];
+        if constexpr (Load::kIsF16 && kIsBlock) scale *= prepared.scales[t][j % 2];
         to[t][j] = fmaf(scale, what[t][j], to[t][j]);
+      }
+    }
+    if constexpr (Load::kZeros == Zeros::kOffsets && !kIsBlock) add_offsets(to, tile_scales, i);
+  }
+
+  // Of group `i`, behind its products.
+  __device__ void add_offsets(float (&to)[kTokenTiles][4], const TileScales<Load>& tile_scales,
+                              int i) const {
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+      const float offset = tile_scales.offset(i, high);
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          float& sum = to[t][high * 2 + j];
+          sum = fmaf(offset, prepared.sums[i][t][j], sum);
+        }
       }
     }
   }

@@ -14,7 +14,8 @@
 // - fp8: an instruction makes float16 of them, which has all e4m3 numbers. x is brought into its
 //   range by a power of two of a token's part of a K block.
 // - int4: 0x4300 | q is 128 + q in bfloat16. That 128, and the zero point, are taken out with the
-//   sum of x, which an instruction with a left operand of ones gives.
+//   sum of x, which an instruction with a left operand of ones gives. An offset is added with it.
+// - int8: 0x6400 | q is 1024 + q in float16, from which 1024 + 128 is subtracted. x is as for fp8.
 #pragma once
 #include "common/weight.h"
 #include "cuda/linear/stream_common.cuh"
@@ -23,8 +24,14 @@ namespace photon::cuda::stream_linear {
 
 namespace narrow {
 
-// Scales or zero points of a weight of fewer bits, as copies of 4, 8 or 16 bytes see them. Rows lie
-// close.
+// What a number of int4 is too large by, besides its zero point.
+constexpr float kWideOnes = 128.0f;
+
+// What a weight of integers has beside its scales.
+enum class Zeros { kNone, kPoints, kOffsets };
+
+// Scales, zero points or offsets of a weight of fewer bits, as copies of 4, 8 or 16 bytes see them.
+// Rows lie close.
 struct ScaleSource {
   const char* from;  // or null
   int row_parts;     // copies for a row in memory
@@ -35,11 +42,90 @@ struct ScaleSource {
   __device__ bool is_one() const { return row_parts == 1 && bits == 0; }
 };
 
+// Two bytes for each group of a K block: floats of one of two types.
+template <int kGroups>
+struct PackedGroups {
+  static_assert(kGroups == 4 || kGroups == 8);
+  uint32_t words[kGroups / 2];
+
+  // At a multiple of their bytes. Not `is_whole`: of four groups each two have the same, and
+  // memory has it once.
+  __device__ void load(const void* at, bool is_whole) {
+    if constexpr (kGroups == 8) {
+      const uint4 v = *static_cast<const uint4*>(at);
+      words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+    } else if (is_whole) {
+      const uint2 v = *static_cast<const uint2*>(at);
+      words[0] = v.x, words[1] = v.y;
+    } else {
+      const uint32_t v = *static_cast<const uint32_t*>(at);
+      words[0] = __byte_perm(v, 0, 0x1010), words[1] = __byte_perm(v, 0, 0x3232);
+    }
+  }
+  // Of float16, or else bfloat16.
+  __device__ float of(int group, bool is_half) const {
+    const float2 pair = is_half ? floats_of_halves(words[group / 2])
+                                : make_float2(__uint_as_float(words[group / 2] << 16),
+                                              __uint_as_float(words[group / 2] & 0xffff0000u));
+    return group % 2 == 0 ? pair.x : pair.y;
+  }
+};
+
+// A byte for each of four groups.
+struct PackedPoints {
+  uint32_t bytes;
+
+  __device__ void load(const void* at, bool is_whole) {
+    bytes = is_whole ? *static_cast<const uint32_t*>(at)
+                     : __byte_perm(*static_cast<const uint16_t*>(at), 0, 0x1100);
+  }
+  __device__ float of(int group) const { return static_cast<float>(bytes >> group * 8 & 0xffu); }
+};
+
+// Of a row and K block.
+template <int kGroups, Zeros kZeros>
+struct PackedScales {
+  PackedGroups<kGroups> scales;
+
+  __device__ void load(const void* scale, const void*, bool is_whole) {
+    scales.load(scale, is_whole);
+  }
+};
+
+template <int kGroups>
+struct PackedScales<kGroups, Zeros::kPoints> {
+  PackedGroups<kGroups> scales;
+  PackedPoints points;
+
+  __device__ void load(const void* scale, const void* point, bool is_whole) {
+    scales.load(scale, is_whole);
+    points.load(point, is_whole);
+  }
+};
+
+template <int kGroups>
+struct PackedScales<kGroups, Zeros::kOffsets> {
+  PackedGroups<kGroups> scales, offsets;
+
+  __device__ void load(const void* scale, const void* offset, bool is_whole) {
+    scales.load(scale, is_whole);
+    offsets.load(offset, is_whole);
+  }
+};
+
+// What is left of the offset of numbers that are kWideOnes too large.
+template <int kGroups>
+__device__ inline float offset_of_wide(const PackedScales<kGroups, Zeros::kOffsets>& of,
+                                       int group) {
+  return fmaf(-kWideOnes, of.scales.of(group, true), of.offsets.of(group, true));
+}
+
 struct StoredScales {
-  ScaleSource scales, zeros;
-  int row_shift;   // 2^row_shift rows share theirs
-  int group_bits;  // of groups below 128 columns: a K block has 2^group_bits
-  bool is_half;    // of int4: float16, else bfloat16
+  ScaleSource scales, zeros;  // zeros: or offsets
+  int row_shift;              // 2^row_shift rows share theirs
+  int group_bits;             // of groups below 128 columns: a K block has 2^group_bits
+  bool has_all_groups;        // as many as Load takes, else half of them
+  bool is_half;               // of integers: float16, else bfloat16
 };
 
 struct StoredParams : Params {
@@ -69,7 +155,8 @@ struct DenseLoad {
   using Params = stream_linear::Params;
   static constexpr bool kIsF16 = false;
   static constexpr int kLag = 1;  // of a ring's stages (narrow_ring.cuh)
-  static constexpr bool kIsScaled = false, kHasZeros = false;
+  static constexpr bool kIsScaled = false, kIsPacked = false;
+  static constexpr Zeros kZeros = Zeros::kNone;
   static constexpr float kExcess = 0.0f;
   static constexpr int kScalePitch = 0, kZeroPitch = 0;
   static constexpr int kGroups = 1;
@@ -118,11 +205,13 @@ struct Fp8Load : StoredX {
   using Params = StoredParams;
   static constexpr bool kIsF16 = true;  // of what instructions take
   static constexpr int kLag = 2;
-  static constexpr bool kIsScaled = true, kHasZeros = false;
+  static constexpr bool kIsScaled = true, kIsPacked = false;
+  static constexpr Zeros kZeros = Zeros::kNone;
   static constexpr float kExcess = 0.0f;
   static constexpr int kColumns = 128, kBlocks = kKBlocks, kStageTiles = 1, kMatrices = 4;
   static constexpr int kLaneColumns = 8;
   static constexpr int kGroups = 1;  // of a K block: each has a scale
+  static constexpr int kXRows = 1;   // of what comes with a K block of x, for each token
 
   __device__ static int offset(int warp, int matrix, int row, int load) {
     return DenseLoad::offset(warp, matrix, row, load);
@@ -156,24 +245,46 @@ struct Fp8Load : StoredX {
   __device__ static int scale_offset(const StoredScales& stored, int warp) {
     return stored.scales.is_one() ? 0 : warp * 4;
   }
-  __device__ static float scale(const StoredScales&, const unsigned char* at, int) {
+  __device__ static float scale(const StoredScales&, const unsigned char* at) {
     return *reinterpret_cast<const float*>(at);
   }
 };
 
+// Eight bits, with scales of float16 for groups of 128 / kGroups columns.
+template <int kGroups_>
+struct Int8Load : Fp8Load {
+  static constexpr int kGroups = kGroups_;
+  static constexpr bool kIsPacked = true, kIsHalf = true;
+  static constexpr int kScalePitch = 16 * kGroups;
+
+  __device__ static void decode(const uint32_t (&w)[kMatrices][4], int depth, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int rows = 0; rows < 2; ++rows) {
+      uint32_t pairs[2];
+      halves_of_int8(pairs, w[depth / 2][depth % 2 * 2 + rows]);
+      a[rows] = pairs[0];
+      a[rows + 2] = pairs[1];
+    }
+  }
+
+  __device__ static int scale_offset(const StoredScales&, int warp) { return warp * kGroups * 2; }
+};
+
 // Four bits, with scales of two bytes for groups of 128 / kGroups columns. Groups of 64 columns are
-// taken for two of 32, which have the same scale.
-template <int kGroups_, int kStageTiles_, bool kHasZeros_>
+// taken for two of 32, which have the same scale; not where there are offsets, which are float16.
+template <int kGroups_, int kStageTiles_, Zeros kZeros_>
 struct Int4Load : StoredX {
   using Params = StoredParams;
   static constexpr bool kIsF16 = false;
   static constexpr int kLag = 2;
-  static constexpr bool kIsScaled = true, kHasZeros = kHasZeros_;
-  static constexpr float kExcess = 136.0f;  // of numbers where there are no zero points
+  static constexpr bool kIsScaled = true, kIsPacked = kGroups_ > 1;
+  static constexpr bool kIsHalf = kZeros_ == Zeros::kOffsets;  // scales are of float16 alone
+  static constexpr Zeros kZeros = kZeros_;
+  static constexpr float kExcess = kWideOnes + 8;  // of numbers where there are no zero points
   static constexpr int kColumns = 128, kBlocks = kKBlocks / 2, kMatrices = 2;
   static constexpr int kStageTiles = kStageTiles_;
   static constexpr int kLaneColumns = 8;
-  static constexpr int kGroups = kGroups_;
+  static constexpr int kGroups = kGroups_, kXRows = kGroups;
 
   // Two warps share a block of 128 bytes.
   __device__ static int offset(int warp, int matrix, int row, int load) {
@@ -199,28 +310,25 @@ struct Int4Load : StoredX {
     multiply_bf16(d, a, b);
   }
 
-  static constexpr int kScalePitch = 16 * kGroups, kZeroPitch = 8 * kGroups;  // of a row in a stage
+  // Of a row in a stage.
+  static constexpr int kScalePitch = 16 * kGroups,
+                       kZeroPitch = kZeros == Zeros::kOffsets ? kScalePitch : 8 * kGroups;
 
-  // Of the warp's K block in a row's scales, and in its zero points.
+  // Of the warp's K block in a row's scales, and in its zero points or offsets.
   __device__ static int scale_offset(const StoredScales& stored, int warp) {
-    return zero_offset(stored, warp) * 2;
+    return groups_before(stored, warp) * 2;
   }
   __device__ static int zero_offset(const StoredScales& stored, int warp) {
-    return kGroups == 1 ? warp : warp << stored.group_bits;
+    return groups_before(stored, warp) * (kZeros == Zeros::kOffsets ? 2 : 1);
   }
-  __device__ static float scale(const StoredScales& stored, const unsigned char* at, int group) {
-    const uint16_t bits = reinterpret_cast<const uint16_t*>(at)[place(stored, group)];
-    return wide(bits, stored.is_half);
-  }
-  // What a number is more than it should be.
-  __device__ static float excess(const StoredScales& stored, const unsigned char* at, int group) {
-    return 128.0f + at[place(stored, group)];
+  // Of one group.
+  __device__ static float scale(const StoredScales& stored, const unsigned char* at) {
+    return wide(*reinterpret_cast<const uint16_t*>(at), stored.is_half);
   }
 
  private:
-  // Of a group as instructions take them, in those that have scales.
-  __device__ static int place(const StoredScales& stored, int group) {
-    return kGroups == 1 ? 0 : (group << stored.group_bits) / kGroups;
+  __device__ static int groups_before(const StoredScales& stored, int warp) {
+    return kGroups == 1 ? warp : warp << stored.group_bits;
   }
 };
 

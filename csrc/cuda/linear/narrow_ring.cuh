@@ -169,7 +169,7 @@ struct Filler {
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     unsigned char* const place = scales + stage.index * kStageTiles * Size::kScaleBytes;
     copy_parts(place, p.stored.scales, Load::kScalePitch);
-    if constexpr (Load::kHasZeros)
+    if constexpr (Load::kZeros != Zeros::kNone)
       copy_parts(place + kTileRows * Load::kScalePitch, p.stored.zeros, Load::kZeroPitch);
     arrive_when_copied(&ring.full[stage.index]);
   }

@@ -1,99 +1,16 @@
-// The narrow linears of weights of fewer bits: their launches by format, op and number of tokens.
-#include "cuda/linear/narrow_launch.cuh"
+// The narrow linears of weights of fewer bits: which load stage a format has.
+#include "cuda/linear/narrow_stored.cuh"
 #include "cuda/linear/stream_linear.h"
 
 namespace photon::cuda {
-namespace stream_linear {
-namespace {
-
-using narrow::Fp8Load, narrow::Int4Load, narrow::ScaleSource, narrow::StoredParams,
-    narrow::StoredScales;
-
-int log2(int64_t power) {
-  int bits = 0;
-  while (power > int64_t{1} << bits) ++bits;
-  return bits;
-}
-
-// Of rows of so many bytes, of which a K chunk has `chunk_bytes`.
-ScaleSource source_of(const void* from, int64_t row_bytes, int64_t chunk_bytes) {
-  const int64_t all =
-      static_cast<int64_t>(reinterpret_cast<uintptr_t>(from)) | row_bytes | chunk_bytes | 16;
-  const int64_t part = all & -all;  // the largest power of two that divides them all
-  return {static_cast<const char*>(from), static_cast<int>(row_bytes / part), log2(part),
-          log2(chunk_bytes / part)};
-}
-
-StoredScales scales_of(const Weight& w, int k_chunk) {
-  const WeightScales& s = w.scales;
-  const int64_t groups = ceil_div(w.k, s.columns), in_chunk = groups == 1 ? 1 : k_chunk / s.columns;
-  const int64_t bytes = w.format == WeightFormat::kFp8 ? 4 : 2;
-  StoredScales stored{};
-  stored.scales = source_of(s.data, groups * bytes, in_chunk * bytes);
-  if (s.zeros != nullptr) stored.zeros = source_of(s.zeros, groups, in_chunk);
-  stored.row_shift = log2(s.rows);
-  stored.group_bits = log2(in_chunk / narrow::kWarps);
-  stored.is_half = s.dtype == DType::kF16;
-  return stored;
-}
-
-// `p` describes all tokens; they go in groups. `MoreLoad`: that of more than 8.
-template <typename Load, typename MoreLoad, Epilogue kEpilogue>
-int launch_groups(StoredParams p, const LinearParams& op, void* stream) {
-  // Registers have room for the sums of many tiles of 8 tokens, or of fewer of 16. A CTA
-  // that has its SM alone holds more of 16: that pays where passes, each of which reads x, become
-  // fewer.
-  constexpr bool kAdds = kEpilogue == Epilogue::kAdd;
-  using Few = narrow::Size<kAdds ? 4 : 12, 1, 1, Load>;
-  using More = narrow::Size<4, 1, 2, MoreLoad>;
-  using Wide = narrow::Size<kAdds ? 4 : 12, 1, 2, MoreLoad>;
-  static_assert(More::kTokens == kStoredTokens && Wide::kTokens == kStoredTokens);
-  const int tokens = p.tokens, k_chunk = Few::kChunk, sms = cuda::sms();
-  p.split = kEpilogue == Epilogue::kAdd ? choose_split(p.n, p.k, sms, k_chunk) : 1;
-  p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, k_chunk), p.split)) * k_chunk;
-  p.stored = scales_of(op.weight, k_chunk);
-  const int blocks = deal_rows<kEpilogue>(p, sms);
-  if (const int error = make_weight_maps<kEpilogue>(p, Load::kBlocks, op.weight.data,
-                                                    op.weight.stride, k_chunk / Load::kBlocks))
-    return error;
-  for (; p.first_token < tokens; p.first_token += kStoredTokens) {
-    p.tokens = std::min<int>(tokens - p.first_token, kStoredTokens);
-    const bool is_wide = p.most_tiles > More::kTiles;
-    const int error = p.tokens <= Few::kTokens
-                          ? launch_narrow<Few, kEpilogue>(p, blocks, op.pdl, stream)
-                      : is_wide ? launch_narrow<Wide, kEpilogue>(p, blocks, op.pdl, stream)
-                                : launch_narrow<More, kEpilogue>(p, blocks, op.pdl, stream);
-    if (error) return error;
-    p.x += kStoredTokens * static_cast<int64_t>(p.x_stride);
-    p.out += kStoredTokens * static_cast<int64_t>(p.out_stride);
-  }
-  return cudaSuccess;
-}
-
-template <typename Load, typename MoreLoad>
-int launch_op(const LinearParams& op, void* stream) {
-  StoredParams p{};
-  static_cast<Params&>(p) = params_of(op);
-  return op.epilogue == Epilogue::kAdd
-             ? launch_groups<Load, MoreLoad, Epilogue::kAdd>(p, op, stream)
-             : launch_groups<Load, MoreLoad, Epilogue::kStore>(p, op, stream);
-}
-
-template <int kGroups, bool kHasZeros>
-int launch_int4(const LinearParams& op, void* stream) {
-  return launch_op<Int4Load<kGroups, 2, kHasZeros>, Int4Load<kGroups, 1, kHasZeros>>(op, stream);
-}
-
-}  // namespace
-}  // namespace stream_linear
 
 int run_narrow_stored(const LinearParams& op, void* stream) {
   using namespace stream_linear;
-  if (op.weight.format == WeightFormat::kFp8) return launch_op<Fp8Load, Fp8Load>(op, stream);
-  const bool has_zeros = op.weight.scales.zeros != nullptr;
-  if (op.weight.scales.columns < kScaleBlock)
-    return has_zeros ? launch_int4<4, true>(op, stream) : launch_int4<4, false>(op, stream);
-  return has_zeros ? launch_int4<1, true>(op, stream) : launch_int4<1, false>(op, stream);
+  using narrow::Fp8Load, narrow::Int8Load;
+  if (op.weight.format == WeightFormat::kFp8) return launch_stored<Fp8Load, Fp8Load>(op, stream);
+  if (op.weight.format == WeightFormat::kInt4) return run_narrow_int4(op, stream);
+  return op.weight.scales.columns == 16 ? launch_stored<Int8Load<8>, Int8Load<8>>(op, stream)
+                                        : launch_stored<Int8Load<4>, Int8Load<4>>(op, stream);
 }
 
 }  // namespace photon::cuda

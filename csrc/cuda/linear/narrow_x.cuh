@@ -94,7 +94,7 @@ struct XPreparer {
           multiply_bf16(products, {kOnes, kOnes, kOnes, kOnes}, {v.z, v.w});
         }
         for (int j = 0; j < 2; ++j)
-          sums[i][t][j] = Load::kHasZeros ? products[j] : -Load::kExcess * products[j];
+          sums[i][t][j] = Load::kZeros == Zeros::kNone ? -Load::kExcess * products[j] : products[j];
       }
     }
   }

@@ -9,9 +9,9 @@ namespace photon::cuda::stream_linear {
 // In a linear's workspace, of up to 64 tokens: what depends on the number of tokens is padded to
 // eights of them.
 struct PreparedX {
-  uint32_t* numbers;  // [tokens, k / 2]: pairs of bfloat16, or of float16 for fp8
-  float* of_x;     // [k / 128][groups of a K block][pitch]: sums for int4; for fp8 what a part of a
-                   // token is to be multiplied by
+  uint32_t* numbers;  // [tokens, k / 2]: pairs of bfloat16 for int4, else of float16
+  float* of_x;  // [k / 128][Load::kXRows][pitch]: sums by groups for int4; for others what a part
+                // of a token is to be multiplied by
   float* squares;  // [positions][pitch]: sums, where x is normalized
   int pitch;
 };
@@ -63,10 +63,10 @@ struct XWriter {
   __device__ void put_of_x(const narrow::XPreparer<Load, 1, kNormalizes>& prepared,
                            int block) const {
     if (group > 0) return;
-    float* const to = p.to.of_x + static_cast<int64_t>(block) * Load::kGroups * p.to.pitch +
+    float* const to = p.to.of_x + static_cast<int64_t>(block) * Load::kXRows * p.to.pitch +
                       first_token + thread * 2;
 #pragma unroll
-    for (int i = 0; i < Load::kGroups; ++i) {
+    for (int i = 0; i < Load::kXRows; ++i) {
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         to[i * p.to.pitch + j] = Load::kIsF16 ? prepared.scales[0][j] : prepared.sums[i][0][j];

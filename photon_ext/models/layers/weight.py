@@ -24,7 +24,9 @@ def empty_weight(
         return Weight(data, form)
     shape = stored.scale_shape(n, k)
     scale = empty(*shape, dtype=getattr(torch, stored.scale_dtype))
-    zero = empty(*shape, dtype=dtype) if stored.zeros else None
+    zero = None
+    if stored.zeros or stored.offsets:
+        zero = empty(*shape, dtype=torch.uint8 if stored.zeros else scale.dtype)
     divisor = empty(n, 1, dtype=torch.float32) if stored.divisors else None
     return Weight(data, form, scale, zero, divisor)
 

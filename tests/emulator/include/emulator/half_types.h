@@ -59,6 +59,9 @@ inline uint16_t float_to_f16(float value) {
   inline Type2 __hadd2(Type2 a, Type2 b) {                                 \
     return {Type(float(a.x) + float(b.x)), Type(float(a.y) + float(b.y))}; \
   }                                                                        \
+  inline Type2 __hsub2(Type2 a, Type2 b) {                                 \
+    return {Type(float(a.x) - float(b.x)), Type(float(a.y) - float(b.y))}; \
+  }                                                                        \
   inline Type2 __hmul2(Type2 a, Type2 b) {                                 \
     return {Type(float(a.x) * float(b.x)), Type(float(a.y) * float(b.y))}; \
   }                                                                        \
