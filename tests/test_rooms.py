@@ -19,6 +19,7 @@ BASE = {
     "_build_info",
     "_fake",
     "_library",
+    "block_codes",
     "row_params",
     "row_words",
     "checks",

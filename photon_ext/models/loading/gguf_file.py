@@ -107,7 +107,7 @@ class GgufFile:
         """
         import torch
 
-        from photon_ext.dequantize import has_finite_scales
+        from photon_ext.block_codes import has_finite_scales
         from photon_ext.weight import Weight
 
         form, stored = self.format(name), self._tensor(name)
