@@ -154,7 +154,7 @@ def _norms(one: Setting, mode: ExecutionMode, tokens: int) -> Chosen:
     if mode is not ExecutionMode.FUSED:
         return Chosen("rms_norm")
     linear = _linear(one, mode, tokens, layer_projections(one.config)["qkv"])
-    return Chosen("norm" if linear.kernel == "large" else WITHIN)
+    return Chosen("norm" if "large" in linear.kernel.split(" + ") else WITHIN)
 
 
 def _attention(one: Setting, plan: Callable[..., Any], tokens: int, option: bool) -> Chosen:

@@ -23,7 +23,9 @@ from photon_ext.models.projections import (
     BATCH_OPS,
     FUSED_OPS,
     TITLES,
+    Epilogue,
     ProjectionShape,
+    Segment,
     head_projection,
     layer_projections,
 )
@@ -302,16 +304,28 @@ def plan_projection(
     workspace: bool = True,
 ) -> tuple[str, str | None]:
     """The kernel of a projection in steps of the mode FUSED or BATCH, and why it is not the one
-    that was asked for.
+    that was asked for. One that is stored runs segment by segment: "tile" where one of them is,
+    else the kernels of all that differ, "narrow + mid".
     """
     op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
-    sizes = tokens, shape.n, shape.k, workspace
-    (stored, *others) = (segment.stored for segment in shape.segments())
-    if others:
+    segments = shape.segments()
+    if len(segments) > 1 and shape.epilogue is not Epilogue.STORE:
         return "tile", "its modules are stored in several ways"
+    sizes = tokens, shape.k, workspace
+    plans = [_plan_segment(segment, op, target, dtype, *sizes) for segment in segments]
+    refused = next((plan for plan in plans if plan[0] == "tile"), None)
+    kernels = dict.fromkeys(kernel for kernel, _ in plans)
+    reasons = (why for _, why in plans)
+    return refused or (" + ".join(kernels), next(filter(None, reasons), None))
+
+
+def _plan_segment(
+    segment: Segment, op: str, target: Target, dtype: str, tokens: int, k: int, workspace: bool
+) -> tuple[str, str | None]:
+    sizes, stored = (tokens, sum(segment.rows), k, workspace), segment.stored
     if stored is None:
         return _C.plan_linear(target.gpu, op, dtype, *sizes)
-    kept = stored.format.value, stored.columns or shape.k, stored.scale_dtype
+    kept = stored.format.value, stored.columns or k, stored.scale_dtype
     return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept, stored.zeros, stored.offsets)
 
 

@@ -34,10 +34,14 @@ from photon_ext.models.kernel_plan import (
     link_unsupported,
     plan_for,
     plan_kernels,
+    plan_projection,
 )
+from photon_ext.models.projections import layer_projections
+from photon_ext.models.quantization import ModuleFormats, StoredFormat
 from photon_ext.models.requantize import requantized
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import random_weights
+from photon_ext.weight_format import WeightFormat
 
 H200, A100, B200 = (gpu_target(capability) for capability in ((9, 0), (8, 0), (10, 0)))
 SMOLLM2 = ModelConfig(Family.LLAMA, 576, 30, 9, 3, 64, 1536, 49152, tied_embeddings=True)
@@ -288,6 +292,46 @@ def test_a_batchs_linears_read_weights_of_fewer_bits_and_those_of_their_head(for
             assert runs(entries, step, op) == [*fused, batch, (most + 1, None, "cuBLAS")]
     exact = [entry for entry in table(config, exact=True) if entry.op in LINEARS]
     assert {entry.kernel for entry in exact} == {"narrow", "mid_stored"}
+
+
+def stored_as(**groups: int) -> ModelConfig:
+    """A model whose modules of these names are in int4 with so many columns a scale; 0: in fp8."""
+    config = replace(CONFIG, hidden=256)
+    formats = {}
+    for name, columns in groups.items():
+        int4 = StoredFormat(WeightFormat.INT4, columns=columns, scale_dtype="float16")
+        part = "self_attn" if name in ("q_proj", "k_proj", "v_proj") else "mlp"
+        for index in range(config.layers):
+            module = f"model.layers.{index}.{part}.{name}"
+            formats[module] = int4 if columns else StoredFormat(WeightFormat.FP8)
+    return replace(config, quantization=ModuleFormats(formats))
+
+
+def test_a_projection_that_is_stored_runs_segment_by_segment() -> None:
+    """By the kernels of all; where one is portable, that is the answer, and why."""
+    mixed = stored_as(q_proj=0, k_proj=32, v_proj=64)
+    qkv = layer_projections(mixed)["qkv"]
+    fused, batch = ExecutionMode.FUSED, ExecutionMode.BATCH
+    assert len(qkv.segments()) == 3
+    assert plan_projection(qkv, fused, H200, "bfloat16", 4) == ("narrow", None)
+    assert plan_projection(qkv, batch, H200, "bfloat16", 40) == ("batch_stored", None)
+    half = layer_projections(stored_as(q_proj=0))["qkv"]
+    assert plan_projection(half, fused, H200, "bfloat16", 12) == ("narrow + mid", None)
+    assert plan_projection(half, batch, H200, "bfloat16", 40) == ("batch_stored + batch", None)
+    for odd in ("q_proj", "v_proj"):
+        why = "groups of int4 have not 32, 64 or 128 columns (16)"
+        shape = layer_projections(stored_as(k_proj=0, **{odd: 16}))["qkv"]
+        assert plan_projection(shape, fused, H200, "bfloat16", 4) == ("tile", why)
+    narrow = replace(qkv, rows=(384, 4, 128))
+    why = "the number of outputs is no multiple of 8 (4)"
+    assert plan_projection(narrow, batch, H200, "bfloat16", 40) == ("tile", why)
+
+
+def test_gate_and_up_that_are_stored_in_two_ways_are_not_fused() -> None:
+    config = stored_as(gate_proj=0, up_proj=32)
+    told = "gate, up: its modules are stored in several ways"
+    assert linears_unsupported(config, H200, "bfloat16") == told
+    assert batch_unsupported(config, H200, "bfloat16") == told
 
 
 def test_what_a_batchs_linears_do_not_take() -> None:

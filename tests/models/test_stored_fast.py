@@ -1,9 +1,10 @@
-"""Steps of a model in fp8 and int4 that are fused by Hopper kernels, against the same numbers in
-float32; needs neither transformers nor files.
+"""Steps of a model in fp8, int4 and both that are fused by Hopper kernels, against the same numbers
+in float32; needs neither transformers nor files.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -14,6 +15,7 @@ from photon_ext.dequantize import dequantized
 from photon_ext.models import kernel_plan
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import ExecutionMode, ExecutionModes, KernelPlan
+from photon_ext.models.quantization import ModuleFormats, StoredFormat
 from photon_ext.models.requantize import requantized
 from photon_ext.models.weights import (
     DecoderWeights,
@@ -30,6 +32,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CONFIGS = {
     "fp8": ModelConfig(Family.QWEN3, 256, 2, 4, 2, 64, 384, 136),
     "int4": ModelConfig(Family.LLAMA, 512, 2, 4, 2, 64, 768, 136, qkv_bias=True),
+    "mixed": ModelConfig(Family.LLAMA, 256, 2, 4, 2, 64, 512, 136, qkv_bias=True),
 }
 ROWS = 20
 TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(ROWS)]
@@ -37,12 +40,24 @@ TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(ROWS
 
 @cache
 def stored(form: str) -> tuple[ModelConfig, DecoderWeights]:
-    config = requantized(CONFIGS[form], form)
+    plain = CONFIGS[form]
+    config = in_two_ways(plain) if form == "mixed" else requantized(plain, form)
     return config, random_weights(config)
+
+
+def in_two_ways(config: ModelConfig) -> ModelConfig:
+    """In int4, but for values in fp8: q, k and v are two weights."""
+    found = requantized(config, "int4").quantization
+    assert isinstance(found, ModuleFormats)
+    names = [f"model.layers.{index}.self_attn.v_proj" for index in range(config.layers)]
+    values = dict.fromkeys(names, StoredFormat(WeightFormat.FP8))
+    return replace(config, quantization=ModuleFormats({**found.formats, **values}))
 
 
 def on(device: str, form: str) -> tuple[ModelConfig, DecoderWeights]:
     config, weights = stored(form)
+    for layer in weights.layers:
+        assert len(layer.attention.qkv.weights) == (2 if form == "mixed" else 1)
     return config, weights if device == "cpu" else random_weights(config, device=device)
 
 

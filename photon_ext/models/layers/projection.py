@@ -303,17 +303,19 @@ class Fused(Execution):
         self._link(residual, projection, following)
 
     def _norm_linear(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        ops.norm_linear_into(
-            out,
-            x,
-            _norm(projection),
-            self._eps,
-            *projection.operands(),
-            self._counts,
-            hopper=True,
-            pdl=True,
-            workspace=self._workspaces.linear,
-        )
+        for part, weight, bias in projection.segments(out):
+            ops.norm_linear_into(
+                part,
+                x,
+                _norm(projection),
+                self._eps,
+                weight,
+                bias,
+                self._counts,
+                hopper=True,
+                pdl=True,
+                workspace=self._workspaces.linear,
+            )
 
     def _link(
         self,
@@ -340,14 +342,8 @@ class Batch(Execution):
     early = True
 
     def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
-        ops.linear_into(
-            out,
-            x,
-            *projection.operands(),
-            self._counts,
-            hopper=True,
-            pdl=True,
-        )
+        for part, weight, bias in projection.segments(out):
+            ops.linear_into(part, x, weight, bias, self._counts, hopper=True, pdl=True)
 
     def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
         ops.swiglu_into(
