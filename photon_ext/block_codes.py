@@ -19,7 +19,7 @@ class BlockCodes(NamedTuple):
     """A number is (code - middle) * scale, or where there are offsets code * scale + offset.
 
     Attributes:
-        codes: [n, groups of a row, columns of a group], integers.
+        codes: uint8 [n, groups of a row, columns of a group].
         scale, offset: float32 [n, groups, 1], as the file has them, or the product of two numbers
             of it, which is exact.
         middle: the code of 0, without offsets.
@@ -61,6 +61,11 @@ def nibbles(data: Tensor) -> tuple[Tensor, Tensor]:
     return data & 15, data >> 4
 
 
+def _shifts(blocks: Tensor, step: int = 1) -> Tensor:
+    """By which bits of a byte are brought down, as bytes, so that what is shifted stays bytes."""
+    return torch.arange(0, 8, step, dtype=torch.uint8, device=blocks.device)
+
+
 def _blocks(weight: Weight) -> Tensor:
     return weight.data.reshape(weight.n, -1, weight.format.bytes)
 
@@ -72,7 +77,7 @@ def _half(blocks: Tensor, at: int) -> Tensor:
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
     """16 for each bit of four bytes that is set, [n, blocks, 32]."""
-    bits = blocks[..., at : at + 4, None] >> torch.arange(8, device=blocks.device)
+    bits = blocks[..., at : at + 4, None] >> _shifts(blocks)
     return ((bits & 1) << 4).flatten(-2)
 
 
@@ -128,14 +133,14 @@ def _q4_k(blocks: Tensor) -> BlockCodes:
 
 
 def _q5_k(blocks: Tensor) -> BlockCodes:
-    bits = blocks[..., None, 16:48] >> torch.arange(8, device=blocks.device)[:, None]
+    bits = blocks[..., None, 16:48] >> _shifts(blocks)[:, None]
     return _k_codes(blocks, _pairs(blocks, 48) | (bits & 1) << 4)
 
 
 def _q6_k(blocks: Tensor) -> BlockCodes:
     low = blocks[..., :128].unflatten(-1, (2, 2, 32))
     high = blocks[..., 128:192].unflatten(-1, (2, 1, 32))
-    shifts = torch.arange(0, 8, 2, device=blocks.device)[:, None]
+    shifts = _shifts(blocks, 2)[:, None]
     codes = torch.cat(nibbles(low), dim=-2) | (high >> shifts & 3) << 4  # [n, blocks, 2, 4, 32]
     scales = blocks[..., 192:208].contiguous().view(torch.int8) * _half(blocks, 208)
     return BlockCodes(codes, scales, middle=32)

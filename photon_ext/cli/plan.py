@@ -16,10 +16,11 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     GPUS,
     Target,
-    default_quantize,
     gpu_target,
     hopper_unsupported,
+    kept_config,
     plan_kernels,
+    roomy_config,
     target_of,
 )
 from photon_ext.models.requantize import requantized
@@ -39,9 +40,7 @@ def planned(arguments: argparse.Namespace) -> str:
         config = _config(arguments.plan)
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
-    # unasked as on a GPU that has room for both
-    quantize = arguments.quantize or default_quantize(config, target, dtype)
-    config = requantized(config, quantize)
+    config = _in_memory(config, arguments.quantize, target, dtype)
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
     fp8_kv = arguments.kv_dtype is not None
     entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))
@@ -85,6 +84,17 @@ def _config(model: str) -> ModelConfig:
         if os.path.lexists(model):
             raise
         raise ModelError(f"{error}, or one of {', '.join(NAMED_SHAPES)}") from error
+
+
+def _in_memory(
+    stored: ModelConfig, quantize: str | None, target: Target, dtype: str
+) -> ModelConfig:
+    """As a GPU has it, by `quantize` of load_model; None: one that has room for all."""
+    if quantize is None:
+        return roomy_config(stored, target, dtype)
+    if quantize == "stored":
+        return kept_config(stored, target, dtype)
+    return requantized(stored, quantize)
 
 
 def _target(name: str | None) -> tuple[str, Target]:

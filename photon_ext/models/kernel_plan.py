@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from photon_ext import _C
 from photon_ext.checks import Backend, check_backend, check_count, check_flag
@@ -29,6 +29,7 @@ from photon_ext.models.projections import (
     head_projection,
     layer_projections,
 )
+from photon_ext.models.requantize import in_groups, requantized
 
 if TYPE_CHECKING:
     import torch
@@ -259,11 +260,20 @@ def linears_unsupported(config: ModelConfig, target: Target, dtype: str) -> str 
     return _first_unsupported(ExecutionMode.FUSED, config, target, dtype)
 
 
-def default_quantize(config: ModelConfig, target: Target, dtype: str) -> Literal["stored", "none"]:
-    """How weights that a file has in few bits lie in the memory of a GPU with room for both: as
-    stored, where the Hopper kernels read them.
+def kept_config(config: ModelConfig, target: Target, dtype: str) -> ModelConfig:
+    """How weights that a file has in few bits lie in the memory of a GPU, "stored": as they are, or
+    where the Hopper kernels then read all of them, blocks of a GGUF file as groups of integers.
     """
-    return "none" if linears_unsupported(config, target, dtype) else "stored"
+    grouped = in_groups(config)
+    return config if linears_unsupported(grouped, target, dtype) else grouped
+
+
+def roomy_config(config: ModelConfig, target: Target, dtype: str) -> ModelConfig:
+    """The same where the GPU has room for more, and nothing was asked for: those that the Hopper
+    kernels do not read are expanded.
+    """
+    kept = kept_config(config, target, dtype)
+    return requantized(config, "none") if linears_unsupported(kept, target, dtype) else kept
 
 
 def batch_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:

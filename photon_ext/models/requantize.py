@@ -1,8 +1,10 @@
-"""What becomes of weights as they are loaded: `quantize=` of load_model. Host data only."""
+"""What becomes of weights as they are loaded: `quantize=` of load_model, and the blocks of GGUF
+files. Host data only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from photon_ext.errors import ConfigError, shown
@@ -13,6 +15,18 @@ from photon_ext.weight_format import WeightFormat
 
 GROUPS = (128, 64, 32)  # columns of int4 that share a scale: the first that divides those of a row
 CHOICES = ("stored", "none", "fp8", "int4")
+
+_INT4, _INT8 = WeightFormat.INT4, WeightFormat.INT8
+# How Hopper kernels read the codes of a GGUF file's blocks: the scales lie beside them. Not those
+# of q5_1 and q5_k, which would need int8 with offsets
+GROUPED: Mapping[WeightFormat, StoredFormat] = {
+    WeightFormat.Q4_0: StoredFormat(_INT4, columns=32, scale_dtype="float16"),
+    WeightFormat.Q4_1: StoredFormat(_INT4, columns=32, offsets=True, scale_dtype="float16"),
+    WeightFormat.Q4_K: StoredFormat(_INT4, columns=32, offsets=True, scale_dtype="float16"),
+    WeightFormat.Q5_0: StoredFormat(_INT8, columns=32, scale_dtype="float16"),
+    WeightFormat.Q8_0: StoredFormat(_INT8, columns=32, scale_dtype="float16"),
+    WeightFormat.Q6_K: StoredFormat(_INT8, columns=16, scale_dtype="float16"),
+}
 
 
 def checked_quantize(quantize: str | None) -> str | None:
@@ -33,6 +47,15 @@ def requantized(config: ModelConfig, quantize: str | None) -> ModelConfig:
         return config
     found = None if quantize == "none" else ModuleFormats(dict(_rounded(config, quantize)))
     return replace(config, quantization=found)
+
+
+def in_groups(config: ModelConfig) -> ModelConfig:
+    """The model whose blocks of GGUF files lie in memory as GROUPED has them; others stay."""
+    found = config.quantization
+    if not isinstance(found, ModuleFormats):
+        return config
+    formats = {name: GROUPED.get(one.format, one) for name, one in found.formats.items()}
+    return replace(config, quantization=ModuleFormats(formats))
 
 
 def _rounded(config: ModelConfig, quantize: str | None) -> Iterator[tuple[str, StoredFormat]]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
-from photon_ext.models.quantization import Fp8Scheme, ScaleShare
+from photon_ext.models.projections import layer_projections
+from photon_ext.models.quantization import (
+    EMBEDDING,
+    Fp8Scheme,
+    ModuleFormats,
+    ScaleShare,
+    StoredFormat,
+)
+from photon_ext.weight_format import WeightFormat
 
 _LLAMA32_SCALING = RopeScaling(RopeScalingKind.LLAMA3, 32.0, 1.0, 4.0, 8192)
 
@@ -92,3 +100,36 @@ def in_fp8(config: ModelConfig) -> ModelConfig:
     """The same with fp8 weights, as Qwen publishes its models: blocks, and a plain head."""
     stored = Fp8Scheme(ScaleShare.BLOCK, "weight_scale_inv", ("lm_head",))
     return replace(config, quantization=stored)
+
+
+def in_q8_0(config: ModelConfig) -> ModelConfig:
+    """The same in blocks as llama.cpp stores a model in Q8_0."""
+    return _in_blocks(config, lambda module, index: WeightFormat.Q8_0)
+
+
+def in_q4_k_m(config: ModelConfig) -> ModelConfig:
+    """The same in blocks as llama.cpp stores a model in Q4_K_M: the head, and values and down
+    projections of half of the layers, in q6_k.
+    """
+    eighth, head = config.layers // 8, EMBEDDING if config.tied_embeddings else "lm_head"
+
+    def of(module: str, index: int) -> WeightFormat:
+        more_bits = index < eighth or index >= 7 * config.layers // 8 or (index - eighth) % 3 == 2
+        is_precise = module.endswith(("v_proj", "down_proj")) and more_bits
+        return WeightFormat.Q6_K if module == head or is_precise else WeightFormat.Q4_K
+
+    return _in_blocks(config, of)
+
+
+def _in_blocks(config: ModelConfig, of: Callable[[str, int], WeightFormat]) -> ModelConfig:
+    """`of`: the format of a module by its name and its layer."""
+    indices = {
+        f"model.layers.{index}.{module}": index
+        for index in range(config.layers)
+        for shape in layer_projections(config, index).values()
+        for module in shape.modules
+    }
+    others = (EMBEDDING,) if config.tied_embeddings else (EMBEDDING, "lm_head")
+    indices |= dict.fromkeys(others, 0)
+    formats = {module: StoredFormat(of(module, index)) for module, index in indices.items()}
+    return replace(config, quantization=ModuleFormats(formats))

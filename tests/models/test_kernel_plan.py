@@ -30,16 +30,18 @@ from photon_ext.models.kernel_plan import (
     batch_unsupported,
     gpu_target,
     hopper_unsupported,
+    kept_config,
     linears_unsupported,
     link_unsupported,
     plan_for,
     plan_kernels,
     plan_projection,
+    roomy_config,
 )
 from photon_ext.models.projections import layer_projections
 from photon_ext.models.quantization import ModuleFormats, StoredFormat
-from photon_ext.models.requantize import requantized
-from photon_ext.models.shapes import NAMED_SHAPES
+from photon_ext.models.requantize import in_groups, requantized
+from photon_ext.models.shapes import NAMED_SHAPES, in_q4_k_m, in_q8_0
 from photon_ext.models.weights import random_weights
 from photon_ext.weight_format import WeightFormat
 
@@ -332,6 +334,29 @@ def test_gate_and_up_that_are_stored_in_two_ways_are_not_fused() -> None:
     told = "gate, up: its modules are stored in several ways"
     assert linears_unsupported(config, H200, "bfloat16") == told
     assert batch_unsupported(config, H200, "bfloat16") == told
+
+
+@pytest.mark.parametrize("of", [in_q4_k_m, in_q8_0])
+@pytest.mark.parametrize("name", ["qwen3-4b", "qwen3-8b", "llama-3.2-1b"])
+def test_hopper_kernels_read_all_of_a_files_blocks_as_groups_of_integers(
+    name: str, of: Callable[[ModelConfig], ModelConfig]
+) -> None:
+    """With values in other blocks than queries and keys, in half of the layers."""
+    stored = of(NAMED_SHAPES[name])
+    config = kept_config(stored, H200, "bfloat16")
+    assert config == in_groups(stored) == roomy_config(stored, H200, "bfloat16")
+    segments = [len(layer_projections(config, i)["qkv"].segments()) for i in range(config.layers)]
+    assert set(segments) == ({1} if of is in_q8_0 else {1, 2})
+    entries = table(config)
+    assert not [entry for entry in entries if entry.op in LINEARS and entry.why]
+    assert runs(entries, "decode", "q, k, v") == [
+        (1, 16, "narrow"),
+        (17, 32, "mid_stored"),
+        (33, STORED_BATCH_TOKENS, "batch_stored"),
+        (STORED_BATCH_TOKENS + 1, None, "cuBLAS"),
+    ]
+    assert kept_config(stored, A100, "bfloat16") == stored
+    assert roomy_config(stored, A100, "bfloat16") == NAMED_SHAPES[name]
 
 
 def test_what_a_batchs_linears_do_not_take() -> None:

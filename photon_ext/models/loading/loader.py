@@ -10,7 +10,7 @@ import torch
 
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import default_quantize, dtype_name, target_of
+from photon_ext.models.kernel_plan import dtype_name, kept_config, roomy_config, target_of
 from photon_ext.models.loading.model_files import (
     damage_names,
     directory_config,
@@ -63,7 +63,8 @@ def load_model(
             it was stored in float32.
         device: where the weights go.
         quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8,
-            int4, mxfp4, nvfp4, and the common blocks of GGUF files. "none": all in the dtype.
+            int4, mxfp4, nvfp4, and the common blocks of GGUF files, or for the fast kernels of a
+            GPU the same codes in int4 and int8, with scales in float16. "none": all in the dtype.
             "fp8", "int4": each number rounded to the nearest, with a scale a row, or a group of up
             to 128 columns; in "int4" the head is fp8. None: "stored"; but "none" on a GPU whose
             fast kernels do not read all of that, where it takes at most 0.7 of the free memory.
@@ -131,14 +132,15 @@ def config_in_memory(
     stored: ModelConfig, quantize: str | None, dtype: torch.dtype, device: torch.device
 ) -> ModelConfig:
     """How weights lie there, by `quantize` of load_model; `stored`: as the file has them."""
-    if quantize is not None or device.type == "cpu":
+    if device.type == "cpu" or quantize not in (None, "stored"):
         return requantized(stored, quantize)
-    if default_quantize(stored, target_of(device), dtype_name(dtype)) == "stored":
-        return stored
-    plain = requantized(stored, "none")
+    target, name = target_of(device), dtype_name(dtype)
+    kept, roomy = (choose(stored, target, name) for choose in (kept_config, roomy_config))
+    if quantize == "stored" or kept == roomy:
+        return kept
     free, _ = torch.cuda.mem_get_info(device)
-    fits = empty_weights(plain, dtype, "meta").nbytes <= MOST_OF_FREE * free
-    return plain if fits else stored
+    fits = empty_weights(roomy, dtype, "meta").nbytes <= MOST_OF_FREE * free
+    return roomy if fits else kept
 
 
 def default_dtype(config: ModelConfig) -> torch.dtype:

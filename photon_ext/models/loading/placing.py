@@ -6,7 +6,9 @@ import torch
 
 from photon_ext import ops
 from photon_ext.errors import ModelError
+from photon_ext.models.loading.regroup import regrouped
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
+from photon_ext.models.requantize import GROUPED
 from photon_ext.weight import Weight
 from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
@@ -15,14 +17,14 @@ _NEAR = 2.0**-10  # twice what scales lose that are rounded to float16
 
 
 def place(slot: Weight, weight: Weight, source: str) -> None:
-    """Copies it where the slot is stored alike; else its numbers are converted to the slot's dtype,
-    or rounded to the nearest that the slot's format has. `source`: the file and the tensor.
+    """Copies it where the slot is stored alike, or takes its codes regrouped; else its numbers are
+    converted to the slot's dtype, or rounded to the nearest that the slot's format has. `source`:
+    the file and the tensor.
 
     ModelError: a number cannot be rounded so.
     """
     if _kind(slot) == _kind(weight) and _keeps_scales(slot, weight):
-        for tensor, stored in zip(slot.tensors(), weight.tensors(), strict=True):
-            tensor.copy_(stored)
+        _copy(slot, weight)
         return
     # Some rows after the other: the whole in float32 is eight times as large as four bits.
     each = max(_NUMBERS // slot.k // SCALE_BLOCK, 1) * SCALE_BLOCK
@@ -40,6 +42,9 @@ def _convert(slot: Weight, weight: Weight, first: int) -> None:
     if slot.format is WeightFormat.DENSE:
         _write_numbers(slot.data, weight)
         return
+    if _takes_codes(slot, weight):
+        _copy(slot, regrouped(_moved(weight, slot.device), first))
+        return
     numbers = torch.empty(slot.n, slot.k, device=slot.device)
     _write_numbers(numbers, weight)
     data, scale = _rounded(slot, numbers, first)
@@ -49,14 +54,34 @@ def _convert(slot: Weight, weight: Weight, first: int) -> None:
 
 
 def _write_numbers(to: torch.Tensor, weight: Weight) -> None:
-    """Those of a weight of any format, decoded where `to` [n, k] is: fewer bits move sooner."""
+    """Those of a weight of any format, decoded where `to` [n, k] is."""
     if weight.format is WeightFormat.DENSE:
         to.copy_(weight.data)
         return
+    ops.dequantize_into(to, _moved(weight, to.device))
+
+
+def _moved(weight: Weight, device: torch.device) -> Weight:
+    """To where its numbers are made: fewer bits move sooner."""
     parts = (weight.data, weight.scale, weight.zero, weight.divisor)
-    data, *others = (None if one is None else one.to(to.device).contiguous() for one in parts)
+    data, *others = (None if one is None else one.to(device).contiguous() for one in parts)
     assert data is not None
-    ops.dequantize_into(to, Weight(data, weight.format, *others))
+    return Weight(data, weight.format, *others)
+
+
+def _copy(slot: Weight, weight: Weight) -> None:
+    for tensor, stored in zip(slot.tensors(), weight.tensors(), strict=True):
+        tensor.copy_(stored)
+
+
+def _takes_codes(slot: Weight, weight: Weight) -> bool:
+    """Whether the slot has the format that a block's codes are regrouped to."""
+    grouped = GROUPED.get(weight.format)
+    if grouped is None or slot.format is not grouped.format or slot.scale is None:
+        return False
+    has_offsets = slot.zero is not None and slot.zero.is_floating_point()
+    alike = slot.scale.shape == grouped.scale_shape(slot.n, slot.k)
+    return alike and has_offsets == grouped.offsets
 
 
 def _kind(weight: Weight) -> object:
