@@ -20,6 +20,7 @@ from photon_ext.models.kernel_plan import (
     NARROW_BATCH_TOKENS,
     STORED_BATCH_TOKENS,
 )
+from photon_ext.models.loading.regroup import regrouped
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
 from photon_ext.models.projections import (
     BATCH_OPS,
@@ -28,7 +29,7 @@ from photon_ext.models.projections import (
     head_projection,
     layer_projections,
 )
-from photon_ext.models.requantize import GROUPS
+from photon_ext.models.requantize import GROUPED, GROUPS
 from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
 
@@ -87,20 +88,24 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
 
 def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> Iterator[list[Plan]]:
     """The ops of a decode step on weights of fewer bits, and those turned into numbers, as products
-    of many tokens need them: a group per matrix and format whose whole blocks its rows are.
+    of many tokens need them: a group per matrix and format whose whole blocks its rows are. Hopper
+    kernels read blocks of GGUF files as they are regrouped for them.
     """
     for each, form in product(projections(setting.config), map(WeightFormat, formats)):
         if each.k % max(form.columns, 32):
             continue
         weights = cache(partial(_stored_copies, setting, each, form))
-        size = each.n * form.row_bytes(each.k)
-        memory = setting.rotation.copies(size) * size + 2 * setting.nbytes(each.n, each.k)
+        grouped = cache(partial(_grouped_copies, weights)) if form in GROUPED else weights
+        size, kinds = each.n * form.row_bytes(each.k), 2 if form in GROUPED else 1
+        memory = kinds * setting.rotation.copies(size) * size + 2 * setting.nbytes(each.n, each.k)
         at = setting._replace(form=form.value)
-        ways = WAYS if form in (WeightFormat.FP8, WeightFormat.INT4) else WAYS[:1]
+        is_read = form is WeightFormat.FP8 or form.is_int or form in GROUPED
+        ways = WAYS if is_read else WAYS[:1]
         plans = []
         for one in (at._replace(batch=batch, way=way) for batch in batches for way in ways):
             op, made = _stored_op(each, one)
-            plans.append(Plan((op,), each.what, one, partial(made, op, weights), memory))
+            read = grouped if one.way == "hopper" else weights
+            plans.append(Plan((op,), each.what, one, partial(made, op, read), memory))
         decoded = partial(_dequantize, weights)
         yield [
             *plans,
@@ -136,6 +141,10 @@ def _stored_copies(at: Setting, projection: Projection, form: WeightFormat) -> l
     ]
 
 
+def _grouped_copies(blocks: Callable[[], Sequence[Weight]]) -> list[Weight]:
+    return [regrouped(one) for one in blocks()]
+
+
 def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
     """Rounded random numbers; of mxfp4 and nvfp4 random codes. Of a GGUF file's block random bytes
     of which any two are a float16 below 0.125, so that its scales are sane wherever they lie.
@@ -147,6 +156,8 @@ def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
         group = next(group for group in GROUPS if k % group == 0)
         data, scale = int4_groups(at.normal(n, k, deviation=k**-0.5), group)
         return Weight(data, form, scale)
+    if form is WeightFormat.INT8:
+        return regrouped(_stored(at, n, k, WeightFormat.Q8_0))
     generator = torch.Generator(device=at.device).manual_seed(0)
     data = torch.empty(n, form.row_bytes(k), dtype=torch.uint8, device=at.device)
     data.random_(0, 256, generator=generator)

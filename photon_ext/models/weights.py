@@ -186,7 +186,7 @@ def random_weights(
     seed: int = 0,
 ) -> DecoderWeights:
     """Weights for benchmarks, made on `device`: norms one, all else with deviation 0.02, normal but
-    in int4, where all codes come as often. ConfigError: some are in another format.
+    in int4 and int8, where all codes come as often. ConfigError: some are in another format.
 
     Same seed, same weights.
     """
@@ -209,11 +209,22 @@ def _randomize(module: str, weight: Weight, generator: torch.Generator) -> None:
     elif weight.format is WeightFormat.FP8 and weight.scale is not None:
         data.copy_(torch.empty(data.shape, device=data.device).normal_(generator=generator))
         weight.scale.fill_(_DEVIATION)
-    elif weight.format is WeightFormat.INT4 and weight.scale is not None:
+    elif weight.format.is_int and weight.scale is not None:
         data.random_(0, 256, generator=generator)
-        weight.scale.fill_(_DEVIATION / 4.6)  # of the numbers -8 to 7
+        codes = 16 if weight.format is WeightFormat.INT4 else 256
+        weight.scale.fill_(_DEVIATION * 12**0.5 / codes)
+        if weight.zero is not None:
+            _center(weight.zero, weight.scale)
     else:
         raise ConfigError(
             f"{module} is stored as {weight.format.value}, of which there are no random weights; "
-            "give a model whose weights are plain, or in fp8 or int4"
+            "give a model whose weights are plain, or in fp8, int4 or int8"
         )
+
+
+def _center(zero: torch.Tensor, scale: torch.Tensor) -> None:
+    """Zero points or offsets of int4, so that all numbers of a scale are about zero."""
+    if zero.is_floating_point():
+        torch.mul(scale, -7.5, out=zero)
+    else:
+        zero.fill_(8)

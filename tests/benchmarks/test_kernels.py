@@ -71,19 +71,28 @@ def test_a_wrong_result_is_an_error_and_the_others_go_on(
 
 def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) -> None:
     """Of TINY o is [64, 64], and its input and twice its output are 64 numbers; no row of it is
-    whole blocks of q4_k."""
-    given = ("--formats", "fp8,int4,mxfp4,nvfp4,q4_1,q8_0,q4_k", "--ops", "o")
+    whole blocks of q4_k. Hopper kernels are given blocks in int4 and int8."""
+    given = ("--formats", "fp8,int4,int8,mxfp4,nvfp4,q4_1,q5_1,q8_0,q4_k", "--ops", "o")
     code, entries = run(tmp_path / "k.jsonl", *given)
     assert code == 0
     linears = [e for e in entries if e["op"] == "linear_residual_" and e["batch"] == 1]
-    moved = {e["format"]: e["bytes"] for e in linears if e.get("format")}
+    moved = {(e["format"], e["way"]): e["bytes"] for e in linears if e.get("format")}
     vectors, blocks = 3 * 64 * 2, 64 * 2
-    assert moved == {
+    assert {form: size for (form, way), size in moved.items() if way == "hopper"} == {
         "fp8": 64 * 64 + 64 * 4 + vectors,
         "int4": 64 * 32 + 64 * 2 + vectors,
+        "int8": 64 * 64 + blocks * 2 + vectors,
+        "q4_1": 64 * 32 + blocks * 4 + vectors,
+        "q8_0": 64 * 64 + blocks * 2 + vectors,
+    }
+    assert {form: size for (form, way), size in moved.items() if way == "portable"} == {
+        "fp8": 64 * 64 + 64 * 4 + vectors,
+        "int4": 64 * 32 + 64 * 2 + vectors,
+        "int8": 64 * 64 + blocks * 2 + vectors,
         "mxfp4": 64 * 32 + 64 * 2 + vectors,
         "nvfp4": 64 * 32 + 64 * 4 + 64 * 4 + vectors,
         "q4_1": blocks * 20 + vectors,
+        "q5_1": blocks * 24 + vectors,
         "q8_0": blocks * 34 + vectors,
     }
 
@@ -102,7 +111,7 @@ def test_many_tokens_of_fewer_bits_are_a_batchs_linears(tmp_path: Path) -> None:
 def test_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         kernels.main(["--device", "cpu", "--formats", "fp8,q3"])
-    assert "--formats q3: unknown; known are fp8, int4, mxfp4" in capsys.readouterr().err
+    assert "--formats q3: unknown; known are fp8, int4, int8, mxfp4" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ import os
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from photon_ext.dequantize import dequantized
 from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.hf_weights import load_hf_weights
-from photon_ext.models.weights import check_weights, random_weights, weight_slots
+from photon_ext.models.requantize import in_groups, requantized
+from photon_ext.models.shapes import in_q4_k_m, in_q8_0
+from photon_ext.models.weights import check_weights, random_weights, weight_modules, weight_slots
 from photon_ext.weight import Weight
 from tests.models.tiny import TINY, saved_tiny_model
 
@@ -235,6 +239,21 @@ def test_random_weights_repeat_by_seed() -> None:
     assert not torch.equal(first.embedding.data, other.embedding.data)
     assert torch.equal(first.head.norm, torch.ones(32))
     assert first.layers[0].attention.qkv.weight.data.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("quantized", [in_q4_k_m, in_q8_0, partial(requantized, quantize="int4")])
+def test_random_integers_have_every_code_and_the_deviation_of_numbers(
+    quantized: Callable[[ModelConfig], ModelConfig],
+) -> None:
+    """Around zero, but for half a step where it has a code."""
+    config = replace(CONFIG, hidden=256, head_dim=64, intermediate=256, vocab=512)
+    weights = random_weights(in_groups(quantized(config)), torch.bfloat16)
+    for module, weight in weight_modules(weights):
+        if weight.format.is_int:
+            numbers = dequantized(weight)
+            assert numbers.std().item() == pytest.approx(0.02, rel=0.05), module
+            assert abs(numbers.mean().item()) < 0.004, module
+            assert len(weight.data.unique()) == 256, module
 
 
 def test_weights_that_are_not_contiguous_are_refused_by_name() -> None:
