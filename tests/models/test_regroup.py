@@ -8,6 +8,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from photon_ext.block_codes import block_codes
 from photon_ext.dequantize import dequantized
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kernel_plan import gpu_target, kept_config, roomy_config
+from photon_ext.models.kernel_plan import gpu_target, kept_config, roomy_config, target_of
 from photon_ext.models.layers.weight import empty_weight
 from photon_ext.models.loading import loader, placing
 from photon_ext.models.loading.gguf_file import GgufFile
@@ -31,7 +32,6 @@ from photon_ext.models.loading.model_files import read_config
 from photon_ext.models.loading.regroup import regrouped
 from photon_ext.models.requantize import GROUPED, in_groups
 from photon_ext.models.weights import check_weights, weight_modules
-from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
 from tests.cli.command import run
 from tests.models.stored_gguf import FAMILIES, write_stored_gguf
@@ -56,10 +56,6 @@ OTHERS = mixed(
     lm_head=Kind.Q5_0,
 )
 WITH_HEAD = {**FAMILIES["qwen3"], "tie_word_embeddings": False, "vocab_size": 136}
-
-
-def empty_slot(form: WeightFormat, n: int, k: int) -> Weight:
-    return empty_weight(n, k, GROUPED[form], torch.zeros)
 
 
 # --- a weight -------------------------------------------------------------------------------------
@@ -121,22 +117,24 @@ def test_a_scale_that_float16_does_not_hold_is_refused_with_its_row(
     weight = random_weight(StoredKind(form), 300, 1024)
     block = weight.data.view(300, -1, form.bytes)[260, 2]
     block[at : at + 2] = torch.frombuffer(bytearray(struct.pack("<e", number)), dtype=torch.uint8)
-    slot = empty_slot(form, 300, 1024)
+    slot = empty_weight(300, 1024, GROUPED[form], torch.zeros)
     message = rf"^f: t: row 260 has a block with the {told}.* float16 .* quantize=\"none\""
     with pytest.raises(ModelError, match=message):
         placing.place(slot, weight, "f: t")
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("form", GROUPED, ids=str)
 def test_place_regroups_some_rows_at_a_time(
-    form: WeightFormat, monkeypatch: pytest.MonkeyPatch
+    form: WeightFormat, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """From the CPU to where the slot is."""
     monkeypatch.setattr(placing, "_NUMBERS", 1)
     weight = random_weight(StoredKind(form), 300, 256)
-    slot = empty_slot(form, 300, 256)
+    slot = empty_weight(300, 256, GROUPED[form], partial(torch.zeros, device=device))
     placing.place(slot, weight, "f: t")
     for found, expected in zip(slot.tensors(), regrouped(weight).tensors(), strict=True):
-        assert torch.equal(found, expected)
+        assert torch.equal(found.cpu(), expected)
 
 
 # --- a model --------------------------------------------------------------------------------------
@@ -169,6 +167,17 @@ def test_a_model_of_regrouped_blocks_has_the_logits_of_its_file(
         torch.testing.assert_close(
             dequantized(weight), numbers.data, atol=1e-3, rtol=2e-3, msg=name
         )
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_logits_of_the_blocks_that_it_loads(tmp_path: Path) -> None:
+    cuda, path = torch.device("cuda"), tmp_path / "m.gguf"
+    write_stored_gguf(WITH_HEAD, path, Q4_K_M)
+    found = load_model(path, torch.bfloat16, "cuda", "stored")
+    kept = kept_config(read_config(path), target_of(cuda), "bfloat16")
+    assert found.config.quantization == kept.quantization
+    expected = logits(load_model(path, torch.float32))
+    assert (logits(found).float() - expected).norm() < 0.03 * expected.norm()
 
 
 def test_a_gpu_with_hopper_kernels_regroups_what_a_cpu_keeps(

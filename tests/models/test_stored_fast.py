@@ -15,6 +15,7 @@ from photon_ext.dequantize import dequantized
 from photon_ext.models import kernel_plan
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import ExecutionMode, ExecutionModes, KernelPlan
+from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.quantization import ModuleFormats, StoredFormat
 from photon_ext.models.requantize import requantized
 from photon_ext.models.weights import (
@@ -136,3 +137,29 @@ def test_a_row_of_a_model_in_fewer_bits_has_the_same_bits_in_every_batch(
     together = logits_of(decoder, [*range(ROWS)])
     for step in (1, 3, 9):
         assert torch.equal(logits_of(decoder, [*range(ROWS)], step), together)
+
+
+def adapted(config: ModelConfig, weights: DecoderWeights, hopper: bool = False) -> Harness:
+    """With one adapter, of rows with odd numbers."""
+    shape = LoraShape(config, 4)
+    memory = torch.randn(shape.words, generator=torch.Generator().manual_seed(5))
+    lora = LoraSlots(shape, 1, 64, weights.dtype, weights.device)
+    lora.load(1, (0.05 * memory).to(weights.dtype)).wait()
+    decoder = Harness(config, weights, hopper=hopper, exact=True, rows=ROWS, lora=lora)
+    decoder.slots = dict.fromkeys(range(1, ROWS + 1, 2), 1)
+    return filled(decoder)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_adapters_are_added_to_the_output_of_two_weights(device: str) -> None:
+    config, weights = on(device, "mixed")
+    rows = [*range(6)]
+    exact = logits_of(adapted(CONFIGS["mixed"], decoded(weights, "mixed")), rows)
+    plain, ours = (
+        logits_of(adapted(config, weights, hopper), rows).float() for hopper in (False, True)
+    )
+    rounded = (plain - exact).norm()
+    assert rounded > 0
+    assert (ours - exact).norm() < 1.5 * rounded
+    without = logits_of(filled(Harness(config, weights, rows=ROWS)), rows).float()
+    assert (without - exact).norm() > 4 * rounded
