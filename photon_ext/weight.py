@@ -26,9 +26,9 @@ class Weight:
         scale: what they are multiplied by; contiguous. FP8: float32 [n, 1], one a row; [n, ceil(k /
             128)], one for each 128 columns of a row; or [ceil(n / 128), ceil(k / 128)], one a block
             of 128 x 128. INT4 and INT8: float32, float16 or bfloat16 [n, groups], whose columns are
-            a multiple of 32, or of 16. MXFP4: uint8 [n, k / 32], e8m0: 2^(byte - 127). NVFP4: float8_e4m3fn [n,
-            k / 16]. Of the last two a NaN is not looked for: it is read as infinity, or 480. Else
-            None.
+            a multiple of 32, or of 16. MXFP4: uint8 [n, k / 32], e8m0: 2^(byte - 127). NVFP4:
+            float8_e4m3fn [n, k / 16]. Of the last two a NaN is not looked for: it is read as
+            infinity, or 480. Else None.
         zero: of INT4, [n, groups], contiguous. uint8: a number is (bits - zero) * scale. Of the
             dtype of scale: what bits of 0 stand for, so that a number is bits * scale + zero. None:
             8 is subtracted. Of INT8 there is none: 128 is.

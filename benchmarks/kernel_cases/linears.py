@@ -17,8 +17,10 @@ from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     LEAST_BATCH_TOKENS,
+    LEAST_GROUPED_BATCH_TOKENS,
     NARROW_BATCH_TOKENS,
     STORED_BATCH_TOKENS,
+    has_small_groups,
 )
 from photon_ext.models.loading.regroup import regrouped
 from photon_ext.models.loading.round_to_nearest import fp8_rows, int4_groups
@@ -115,7 +117,9 @@ def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> I
 
 def _stored_op(each: Projection, at: Setting) -> tuple[str, Callable[..., Case]]:
     """What a decode step of so many tokens runs on a weight of fewer bits."""
-    is_batch = LEAST_BATCH_TOKENS <= at.batch <= STORED_BATCH_TOKENS
+    small = has_small_groups(GROUPED.get(WeightFormat(at.form)))
+    least = LEAST_GROUPED_BATCH_TOKENS if small else LEAST_BATCH_TOKENS
+    is_batch = least <= at.batch <= STORED_BATCH_TOKENS
     if at.way != "hopper" or not is_batch:
         return each.fused, _linear
     return (each.batch, _batch_linear) if each.batch else ("linear_into", _linear)

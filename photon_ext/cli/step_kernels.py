@@ -18,7 +18,6 @@ from photon_ext import _C
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     ALL,
-    LEAST_BATCH_TOKENS,
     ExecutionMode,
     ExecutionModes,
     KernelPlan,
@@ -83,7 +82,7 @@ def step_kernels(setting: Setting) -> list[Entry]:
     for step, modes in (("decode", setting.plan.decode), ("chunks", setting.plan.chunks)):
         bounds = {*_C.plan_tokens, modes.fused_tokens, modes.own_tokens}
         if modes.batch_tokens:
-            bounds |= {LEAST_BATCH_TOKENS - 1, modes.batch_tokens}
+            bounds |= {modes.least_batch_tokens - 1, modes.batch_tokens}
         starts = [1, *sorted(bound + 1 for bound in bounds if 0 < bound < ALL)]
         for op, choose in _ops(setting, step, modes).items():
             runs = groupby(starts, choose)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,9 @@ from photon_ext.models.projections import (
     head_projection,
     layer_projections,
 )
+from photon_ext.models.quantization import StoredFormat
 from photon_ext.models.requantize import in_groups, requantized
+from photon_ext.weight_format import WeightFormat
 
 if TYPE_CHECKING:
     import torch
@@ -47,8 +49,9 @@ LEAST_BATCH_TOKENS, BATCH_TOKENS = 33, 128
 # a product is mostly its begin and its end there. A 0.6B gains 4 to 7 %, a 1B and a 4B lose
 NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 # And of weights of fewer bits, which torch reads when they have been decoded: an 8B's steps of 256
-# tokens take 0.8 to 0.9 times as long
-STORED_BATCH_TOKENS = 256
+# tokens take 0.8 to 0.9 times as long. Where few columns share a scale, the fused linears of more
+# than 16 tokens take longer than those of a batch
+STORED_BATCH_TOKENS, LEAST_GROUPED_BATCH_TOKENS = 256, 17
 ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
@@ -104,7 +107,7 @@ class ExecutionMode(Enum):
 
 @dataclass(frozen=True)
 class ExecutionModes:
-    """The mode of a step by its tokens: BATCH from `LEAST_BATCH_TOKENS` to `batch_tokens`, else
+    """The mode of a step by its tokens: BATCH from `least_batch_tokens` to `batch_tokens`, else
     FUSED up to `fused_tokens`, else OWN up to `own_tokens`, else TORCH. ConfigError: a field is not
     an integer from 0 on.
     """
@@ -112,6 +115,7 @@ class ExecutionModes:
     fused_tokens: int = 0
     own_tokens: int = ALL
     batch_tokens: int = 0
+    least_batch_tokens: int = LEAST_BATCH_TOKENS
 
     def __post_init__(self) -> None:
         for name, tokens in vars(self).items():
@@ -124,7 +128,7 @@ class ExecutionModes:
         return max(self.fused_tokens, self.own_tokens, self.batch_tokens) < ALL
 
     def of(self, tokens: int) -> ExecutionMode:
-        if LEAST_BATCH_TOKENS <= tokens <= self.batch_tokens:
+        if self.least_batch_tokens <= tokens <= self.batch_tokens:
             return ExecutionMode.BATCH
         return self.besides_batch(tokens)
 
@@ -216,7 +220,10 @@ def plan_kernels(
     batch = torch_too and batch_unsupported(config, target, dtype) is None
     most = FUSED_TOKENS if torch_too else ALL
     if config.quantization is not None:
-        few_bits = ExecutionModes(most, plain.own_tokens, STORED_BATCH_TOKENS if batch else 0)
+        few_bits = ExecutionModes(most, plain.own_tokens)
+        if batch:
+            least = least_stored_batch_tokens(config)
+            few_bits = replace(few_bits, batch_tokens=STORED_BATCH_TOKENS, least_batch_tokens=least)
         modes = few_bits if fits else plain
         return KernelPlan(True, modes, modes, torch_too, torch_too)
     fused = ExecutionModes(most, plain.own_tokens, most_batch_tokens(config) if batch else 0)
@@ -228,6 +235,24 @@ def most_batch_tokens(config: ModelConfig) -> int:
     """Steps of up to how many tokens go through a batch's linears."""
     weights = sum(one.n * one.k for one in layer_projections(config).values())
     return NARROW_BATCH_TOKENS if weights <= NARROW_LAYER_WEIGHTS else BATCH_TOKENS
+
+
+def least_stored_batch_tokens(config: ModelConfig) -> int:
+    """From how many tokens on steps of weights of fewer bits go through a batch's linears."""
+    layers = (layer_projections(config, index) for index in range(config.layers))
+    stored = (one for shapes in layers for shape in shapes.values() for one in shape.stored)
+    small = any(has_small_groups(one) for one in stored)
+    return LEAST_GROUPED_BATCH_TOKENS if small else LEAST_BATCH_TOKENS
+
+
+def has_small_groups(stored: StoredFormat | None) -> bool:
+    """Whether so few columns share a scale of integers that the fused linears of more than 16
+    tokens wait for each group.
+    """
+    if stored is None or stored.columns is None:
+        return False
+    least = {WeightFormat.INT4: 128, WeightFormat.INT8: 32}.get(stored.format, 0)
+    return stored.columns < least
 
 
 def plan_for(

@@ -349,10 +349,10 @@ def test_hopper_kernels_read_all_of_a_files_blocks_as_groups_of_integers(
     assert set(segments) == ({1} if of is in_q8_0 else {1, 2})
     entries = table(config)
     assert not [entry for entry in entries if entry.op in LINEARS and entry.why]
+    fused = [(1, 16, "narrow")] + [(17, 32, "mid_stored")] * (of is in_q8_0)
     assert runs(entries, "decode", "q, k, v") == [
-        (1, 16, "narrow"),
-        (17, 32, "mid_stored"),
-        (33, STORED_BATCH_TOKENS, "batch_stored"),
+        *fused,
+        (fused[-1][1] + 1, STORED_BATCH_TOKENS, "batch_stored"),
         (STORED_BATCH_TOKENS + 1, None, "cuBLAS"),
     ]
     assert kept_config(stored, A100, "bfloat16") == stored

@@ -1,10 +1,9 @@
-"""Steps of a model in fp8, int4 and both that are fused by Hopper kernels, against the same numbers
-in float32; needs neither transformers nor files.
+"""Steps of a model in fp8, int4 and a GGUF file's mixture that are fused by Hopper kernels, against
+the same numbers in float32; needs neither transformers nor files.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,12 +11,11 @@ import torch
 
 from photon_ext import hopper_runs
 from photon_ext.dequantize import dequantized
-from photon_ext.models import kernel_plan
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import ExecutionMode, ExecutionModes, KernelPlan
 from photon_ext.models.lora import LoraShape, LoraSlots
-from photon_ext.models.quantization import ModuleFormats, StoredFormat
-from photon_ext.models.requantize import requantized
+from photon_ext.models.requantize import in_groups, requantized
+from photon_ext.models.shapes import in_q4_k_m
 from photon_ext.models.weights import (
     DecoderWeights,
     empty_weights,
@@ -33,7 +31,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 CONFIGS = {
     "fp8": ModelConfig(Family.QWEN3, 256, 2, 4, 2, 64, 384, 136),
     "int4": ModelConfig(Family.LLAMA, 512, 2, 4, 2, 64, 768, 136, qkv_bias=True),
-    "mixed": ModelConfig(Family.LLAMA, 256, 2, 4, 2, 64, 512, 136, qkv_bias=True),
+    "q4_k_m": ModelConfig(Family.LLAMA, 256, 2, 4, 2, 64, 512, 136, qkv_bias=True),
 }
 ROWS = 20
 TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(ROWS)]
@@ -42,23 +40,15 @@ TEXTS = [[(7 * row + 3 * i) % 131 for i in range(1 + row)] for row in range(ROWS
 @cache
 def stored(form: str) -> tuple[ModelConfig, DecoderWeights]:
     plain = CONFIGS[form]
-    config = in_two_ways(plain) if form == "mixed" else requantized(plain, form)
+    config = in_groups(in_q4_k_m(plain)) if form == "q4_k_m" else requantized(plain, form)
     return config, random_weights(config)
 
 
-def in_two_ways(config: ModelConfig) -> ModelConfig:
-    """In int4, but for values in fp8: q, k and v are two weights."""
-    found = requantized(config, "int4").quantization
-    assert isinstance(found, ModuleFormats)
-    names = [f"model.layers.{index}.self_attn.v_proj" for index in range(config.layers)]
-    values = dict.fromkeys(names, StoredFormat(WeightFormat.FP8))
-    return replace(config, quantization=ModuleFormats({**found.formats, **values}))
-
-
 def on(device: str, form: str) -> tuple[ModelConfig, DecoderWeights]:
+    """Of q4_k_m the second layer's values have more bits: q, k and v are two weights there."""
     config, weights = stored(form)
-    for layer in weights.layers:
-        assert len(layer.attention.qkv.weights) == (2 if form == "mixed" else 1)
+    counts = [len(layer.attention.qkv.weights) for layer in weights.layers]
+    assert counts == ([1, 2] if form == "q4_k_m" else [1, 1])
     return config, weights if device == "cpu" else random_weights(config, device=device)
 
 
@@ -111,16 +101,15 @@ def test_fused_steps_of_stored_weights_are_as_near_to_float32_as_op_by_op(
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("form", CONFIGS)
 def test_a_batchs_linears_are_as_near_as_torchs_products_of_decoded_weights(
-    form: str, device: str, monkeypatch: pytest.MonkeyPatch
+    form: str, device: str
 ) -> None:
     """Layers and head; both round the numbers of weights to bfloat16."""
-    monkeypatch.setattr(kernel_plan, "LEAST_BATCH_TOKENS", 1)
     config, weights = on(device, form)
     numbers = Harness(CONFIGS[form], decoded(weights, form), rows=ROWS)
     exact = logits_of(filled(numbers), [*range(ROWS)])
     batch, torchs = (
         filled(Harness(config, weights, rows=ROWS, plan=KernelPlan(True, modes, modes)))
-        for modes in (ExecutionModes(0, 0, 64), ExecutionModes(0, 0))
+        for modes in (ExecutionModes(0, 0, 64, 1), ExecutionModes(0, 0))
     )
     rounded = (logits_of(torchs, [*range(ROWS)]).float() - exact).norm()
     assert rounded > 0
@@ -152,9 +141,9 @@ def adapted(config: ModelConfig, weights: DecoderWeights, hopper: bool = False) 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_adapters_are_added_to_the_output_of_two_weights(device: str) -> None:
-    config, weights = on(device, "mixed")
+    config, weights = on(device, "q4_k_m")
     rows = [*range(6)]
-    exact = logits_of(adapted(CONFIGS["mixed"], decoded(weights, "mixed")), rows)
+    exact = logits_of(adapted(CONFIGS["q4_k_m"], decoded(weights, "q4_k_m")), rows)
     plain, ours = (
         logits_of(adapted(config, weights, hopper), rows).float() for hopper in (False, True)
     )

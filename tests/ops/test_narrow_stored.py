@@ -1,5 +1,5 @@
-"""The Hopper linears of weights in fp8, int4 and int8: every number is read, near the float64 reference,
-and a token has the same bits alone and in any batch.
+"""The Hopper linears of weights in fp8, int4 and int8: every number is read, near the float64
+reference, and a token has the same bits alone and in any batch.
 """
 
 from __future__ import annotations

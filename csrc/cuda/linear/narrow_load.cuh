@@ -40,6 +40,9 @@ struct ScaleSource {
 
   // Whether all K chunks have the same.
   __device__ bool is_one() const { return row_parts == 1 && bits == 0; }
+
+  // Whether a row's K chunk is so many bytes, in copies of 16.
+  __device__ bool has_vectors(int bytes) const { return part_bits == 4 && 16 << bits == bytes; }
 };
 
 // Two bytes for each group of a K block: floats of one of two types.

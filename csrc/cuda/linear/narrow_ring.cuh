@@ -176,6 +176,9 @@ struct Filler {
 
   // Those of the K chunk; what lies past the end of a row is zero.
   __device__ void copy_parts(unsigned char* to, const ScaleSource& source, int pitch) const {
+    if constexpr (Load::kIsPacked) {
+      if (source.has_vectors(pitch)) return copy_vectors(to, source, pitch);
+    }
     const int first = (k_chunk + range.column / Size::kChunk) << source.bits,
               count = tiles_of_stage() * kTileRows << source.bits;
 #pragma unroll 1
@@ -191,6 +194,31 @@ struct Filler {
           static_cast<int64_t>(of >> p.stored.row_shift) * source.row_parts + (is_there ? part : 0);
       async_copy_part(to + tile * Size::kScaleBytes + row * pitch + (in_row << source.part_bits),
                       source.from + (index << source.part_bits), source.part_bits, is_there);
+    }
+  }
+
+  // The same where the scales of a row fill its place: several rows at a time, whose addresses take
+  // few instructions.
+  __device__ void copy_vectors(unsigned char* to, const ScaleSource& source, int pitch) const {
+    constexpr int kParts = Load::kGroups, kRows = kWarpSize / kParts;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize, first_row = lane / kParts,
+              part = (k_chunk + range.column / Size::kChunk) * kParts + lane % kParts,
+              tiles = tiles_of_stage();
+    const bool is_there = part < source.row_parts;
+    const char* const from = source.from + (is_there ? part : 0) * 16;
+    to += first_row * pitch + lane % kParts * 16;
+#pragma unroll
+    for (int i = 0; i < kStageTiles; ++i) {
+      if (i >= tiles) break;
+      const TileRows rows = rows_of(i);
+#pragma unroll
+      for (int row = 0; row < kTileRows; row += kRows) {
+        if (row >= kRowTileRows && !rows.is_whole) break;
+        const int first = row < kRowTileRows ? rows.first : rows.second,
+                  of = first + row % kRowTileRows + first_row;
+        async_copy16(to + i * Size::kScaleBytes + row * pitch,
+                     from + static_cast<int64_t>(of) * (source.row_parts * 16), is_there);
+      }
     }
   }
 
