@@ -177,7 +177,7 @@ struct Filler {
   // Those of the K chunk; what lies past the end of a row is zero.
   __device__ void copy_parts(unsigned char* to, const ScaleSource& source, int pitch) const {
     if constexpr (Load::kIsPacked) {
-      if (source.has_vectors(pitch)) return copy_vectors(to, source, pitch);
+      if (pitch == Load::kScalePitch && source.has_vectors(pitch)) return copy_vectors(to, source);
     }
     const int first = (k_chunk + range.column / Size::kChunk) << source.bits,
               count = tiles_of_stage() * kTileRows << source.bits;
@@ -199,14 +199,14 @@ struct Filler {
 
   // The same where the scales of a row fill its place: several rows at a time, whose addresses take
   // few instructions.
-  __device__ void copy_vectors(unsigned char* to, const ScaleSource& source, int pitch) const {
-    constexpr int kParts = Load::kGroups, kRows = kWarpSize / kParts;
+  __device__ void copy_vectors(unsigned char* to, const ScaleSource& source) const {
+    constexpr int kPitch = Load::kScalePitch, kParts = Load::kGroups, kRows = kWarpSize / kParts;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize, first_row = lane / kParts,
               part = (k_chunk + range.column / Size::kChunk) * kParts + lane % kParts,
               tiles = tiles_of_stage();
     const bool is_there = part < source.row_parts;
     const char* const from = source.from + (is_there ? part : 0) * 16;
-    to += first_row * pitch + lane % kParts * 16;
+    to += first_row * kPitch + lane % kParts * 16;
 #pragma unroll
     for (int i = 0; i < kStageTiles; ++i) {
       if (i >= tiles) break;
@@ -216,7 +216,7 @@ struct Filler {
         if (row >= kRowTileRows && !rows.is_whole) break;
         const int first = row < kRowTileRows ? rows.first : rows.second,
                   of = first + row % kRowTileRows + first_row;
-        async_copy16(to + i * Size::kScaleBytes + row * pitch,
+        async_copy16(to + i * Size::kScaleBytes + row * kPitch,
                      from + static_cast<int64_t>(of) * (source.row_parts * 16), is_there);
       }
     }
