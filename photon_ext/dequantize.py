@@ -57,8 +57,8 @@ def _integers(weight: Weight) -> Tensor:
     codes = torch.stack(nibbles(weight.data), dim=-1) if is_int4 else weight.data
     groups = codes.view(weight.n, weight.scale.shape[1], -1).float()
     scale, zero = weight.scale.float()[..., None], weight.zero
-    if zero is not None and zero.is_floating_point():
-        return (groups * scale + zero.float()[..., None]).flatten(1)
+    if zero is not None and zero.is_floating_point():  # in float64 a product is exact
+        return (groups.double() * scale.double() + zero.double()[..., None]).float().flatten(1)
     middle = 8 if is_int4 else 128
     return ((groups - (middle if zero is None else zero.float()[..., None])) * scale).flatten(1)
 

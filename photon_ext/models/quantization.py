@@ -9,6 +9,7 @@ from enum import Enum
 from functools import cache
 from typing import Protocol
 
+from photon_ext.errors import ConfigError
 from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 EMBEDDING = "model.embed_tokens"
@@ -33,6 +34,14 @@ class StoredFormat:
     offsets: bool = False
     divisors: bool = False
     scale_dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """ConfigError: it has zero points and offsets, or one of them is not of int4."""
+        if self.zeros + self.offsets > (self.format is WeightFormat.INT4):
+            raise ConfigError(
+                f"StoredFormat: {self.format.value} with zeros={self.zeros} and "
+                f"offsets={self.offsets}; int4 has one of them, or none, and others have none"
+            )
 
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:
         return -(-n // self.rows), -(-k // (self.columns or k))

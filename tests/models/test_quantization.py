@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.kernel_plan import (
     ALL,
     GPUS,
@@ -32,8 +32,10 @@ from photon_ext.models.loading.hf_config import hf_config
 from photon_ext.models.loading.loader import LoadedModel, config_in_memory, load_model
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.projections import head_projection, layer_projections
+from photon_ext.models.quantization import StoredFormat
 from photon_ext.models.weights import check_weights, empty_weights, random_weights
 from photon_ext.sampling import SamplingParams
+from photon_ext.weight_format import WeightFormat
 from tests.engine.test_engine_models import tiny_engine
 from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.harness import Chunk, Harness
@@ -451,3 +453,17 @@ def test_random_fp8_weights_are_as_large_as_plain_ones() -> None:
     down = random_weights(config, torch.bfloat16).layers[0].mlp.down.weight
     assert down.scale is not None
     assert 0.019 < float((down.data.float() * down.scale[0, 0]).std()) < 0.021
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"format": WeightFormat.INT4, "zeros": True, "offsets": True},
+        {"format": WeightFormat.INT8, "offsets": True},
+        {"format": WeightFormat.FP8, "zeros": True},
+    ],
+    ids=str,
+)
+def test_a_stored_format_has_zeros_of_one_kind_and_of_int4_alone(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="int4 has one of them, or none, and others have none"):
+        StoredFormat(**given)

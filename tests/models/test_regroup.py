@@ -30,6 +30,7 @@ from photon_ext.models.loading.gguf_weights import load_gguf_weights
 from photon_ext.models.loading.loader import LoadedModel, config_in_memory, load_model
 from photon_ext.models.loading.model_files import read_config
 from photon_ext.models.loading.regroup import regrouped
+from photon_ext.models.quantization import StoredFormat
 from photon_ext.models.requantize import GROUPED, in_groups
 from photon_ext.models.weights import check_weights, weight_modules
 from photon_ext.weight_format import WeightFormat
@@ -144,6 +145,32 @@ def loaded(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) 
     weights = load_gguf_weights(GgufFile(path), config, dtype)
     check_weights(config, weights)
     return LoadedModel(config, weights, None)
+
+
+HALVES = partial(StoredFormat, WeightFormat.INT4, columns=32, scale_dtype="float16")
+INT8_GROUPS = StoredFormat(WeightFormat.INT8, columns=32, scale_dtype="float16")
+POINTS = StoredKind(WeightFormat.INT4, 1, 32, torch.float16, zeros=True)
+
+
+@pytest.mark.parametrize(
+    ("slot", "kind"),
+    [
+        (HALVES(offsets=True), StoredKind(WeightFormat.Q4_0)),
+        (HALVES(offsets=True), POINTS),
+        (HALVES(zeros=True), StoredKind(WeightFormat.Q4_0)),
+        (HALVES(zeros=True), POINTS._replace(zeros=False, offsets=True)),
+        (INT8_GROUPS, StoredKind(WeightFormat.Q4_K)),
+        (StoredFormat(WeightFormat.FP8, 128, 128), StoredKind(WeightFormat.Q8_0)),
+    ],
+    ids=str,
+)
+def test_a_weight_that_does_not_become_what_a_model_asks_for_is_refused(
+    slot: StoredFormat, kind: StoredKind
+) -> None:
+    weight = random_weight(kind, 8, 256)
+    told = f"^f: t is stored as {kind.format.value}, which does not become {slot.format.value} as"
+    with pytest.raises(ModelError, match=told):
+        placing.place(empty_weight(8, 256, slot, torch.zeros), weight, "f: t")
 
 
 @pytest.mark.parametrize("family", ["llama", WITH_HEAD], ids=["llama", "qwen3"])

@@ -66,6 +66,16 @@ def test_int4_is_two_codes_a_byte_less_their_zero_and_scaled() -> None:
     assert torch.equal(above, (codes * scale[..., None] + offset[..., None]).view(2, 64))
 
 
+def test_a_number_with_an_offset_is_rounded_once(device: str) -> None:
+    """Where the product of code and scale is no float32, too."""
+    weight = random_weight(
+        Kind(WeightFormat.INT4, 1, 32, torch.float32, offsets=True), 64, 256, device
+    )
+    out = poisoned(64, 256, dtype=torch.float32, device=device)
+    ops.dequantize_into(out, weight)
+    assert torch.equal(out, dequantized(weight))
+
+
 def test_int8_is_a_code_a_byte_less_128_and_scaled() -> None:
     data = torch.arange(64, dtype=torch.uint8).view(2, 32) * 4
     scale = torch.tensor([[0.5, 2.0], [1.0, 4.0]])

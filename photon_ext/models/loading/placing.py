@@ -21,11 +21,17 @@ def place(slot: Weight, weight: Weight, source: str) -> None:
     converted to the slot's dtype, or rounded to the nearest that the slot's format has. `source`:
     the file and the tensor.
 
-    ModelError: a number cannot be rounded so.
+    ModelError: a number cannot be rounded so, or nothing is rounded to such a slot.
     """
     if _kind(slot) == _kind(weight) and _keeps_scales(slot, weight):
         _copy(slot, weight)
         return
+    if not _takes_codes(slot, weight) and not _takes_numbers(slot):
+        raise ModelError(
+            f"{source} is stored as {weight.format.value}, which does not become "
+            f"{slot.format.value} as the model asks for it; load it as stored, or with "
+            'quantize="none"'
+        )
     # Some rows after the other: the whole in float32 is eight times as large as four bits.
     each = max(_NUMBERS // slot.k // SCALE_BLOCK, 1) * SCALE_BLOCK
     firsts = range(0, slot.n, each)
@@ -80,13 +86,24 @@ def _takes_codes(slot: Weight, weight: Weight) -> bool:
     if grouped is None or slot.format is not grouped.format or slot.scale is None:
         return False
     has_offsets = slot.zero is not None and slot.zero.is_floating_point()
+    has_points = slot.zero is not None and not has_offsets
     alike = slot.scale.shape == grouped.scale_shape(slot.n, slot.k)
-    return alike and has_offsets == grouped.offsets
+    return alike and has_offsets == grouped.offsets and not has_points
+
+
+def _takes_numbers(slot: Weight) -> bool:
+    """Whether numbers are converted or rounded to it: dense, fp8 by rows, or int4 without zeros."""
+    if slot.format is WeightFormat.FP8:
+        return slot.scale is not None and slot.scale.shape == (slot.n, 1)
+    return slot.format is WeightFormat.DENSE or (
+        slot.format is WeightFormat.INT4 and slot.zero is None
+    )
 
 
 def _kind(weight: Weight) -> object:
     """What two weights have in common whose tensors mean the same."""
-    return weight.format, weight.zero is None, [part.shape for part in weight.tensors()]
+    zeros = None if weight.zero is None else weight.zero.dtype
+    return weight.format, zeros, [part.shape for part in weight.tensors()]
 
 
 def _keeps_scales(slot: Weight, weight: Weight) -> bool:
