@@ -288,8 +288,8 @@ def plan_linear(
 ) -> tuple[str, str | None]:
     """The kernel that an op ("norm_linear_into") with a weight [n, k] runs on contiguous tensors
     where ``hopper`` is asked for, as csrc/cuda names it, less "_kernel"; and why it is not the
-    Hopper kernel for so many tokens, or None. `format`: one of `weight_formats`, and of int4 how
-    many columns share a scale, its dtype, and whether there are zero points or offsets.
+    Hopper kernel for so many tokens, or None. `format`: one of `weight_formats`, and of int4 and
+    int8 how many columns share a scale, its dtype, and whether there are zero points or offsets.
 
     ValueError: there is no such linear, format or dtype.
     """

@@ -538,8 +538,8 @@ def linear_into(
         out: [T, n], written.
         x: [T, k].
         weight: [n, k], of the dtype of x, or a :class:`photon_ext.Weight`, whose numbers are
-            rounded to float32 and multiplied as such. Hopper kernels read those in fp8 and int4,
-            whose numbers they round to bfloat16.
+            rounded to float32 and multiplied as such. Hopper kernels read those in fp8, int4 and
+            int8, whose numbers they round to bfloat16.
         bias: [n], or None.
         counts: int32 [1 or more], its first element the number of leading tokens to compute, which
             the op reads on the device; below 0 is none, above T is all. The other tokens of out
@@ -676,8 +676,8 @@ def norm_linear_into(
             Programming Guide).
         workspace: float32 [words], contiguous, at least :func:`linear_workspace_words` of this
             call's shapes; what it holds before and after means nothing. With it, more than 64
-            tokens (of weights in fp8 or int4, more than 16) have a Hopper kernel of their own, with
-            the same bits. None: the weights are read again for each 64 (16) tokens.
+            tokens (of weights in fp8, int4 or int8, more than 16) have a Hopper kernel of their
+            own, with the same bits. None: the weights are read again for each 64 (16) tokens.
     """
     numbers, stored = _stored(weight)
     _norm_linear(out, x, norm_weight, eps, numbers, bias, counts, hopper, pdl, workspace, *stored)

@@ -31,6 +31,7 @@ from photon_ext.models.projections import (
     head_projection,
     layer_projections,
 )
+from photon_ext.models.quantization import StoredFormat
 from photon_ext.models.requantize import GROUPED, GROUPS
 from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
@@ -117,7 +118,11 @@ def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> I
 
 def _stored_op(each: Projection, at: Setting) -> tuple[str, Callable[..., Case]]:
     """What a decode step of so many tokens runs on a weight of fewer bits."""
-    small = has_small_groups(GROUPED.get(WeightFormat(at.form)))
+    form = WeightFormat(at.form)
+    stored = GROUPED.get(form)
+    if form is WeightFormat.INT4:
+        stored = StoredFormat(form, columns=_group(each.k))
+    small = has_small_groups(stored)
     least = LEAST_GROUPED_BATCH_TOKENS if small else LEAST_BATCH_TOKENS
     is_batch = least <= at.batch <= STORED_BATCH_TOKENS
     if at.way != "hopper" or not is_batch:
@@ -157,8 +162,7 @@ def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
         data, scale = fp8_rows(at.normal(n, k, deviation=k**-0.5))
         return Weight(data, form, scale)
     if form is WeightFormat.INT4:
-        group = next(group for group in GROUPS if k % group == 0)
-        data, scale = int4_groups(at.normal(n, k, deviation=k**-0.5), group)
+        data, scale = int4_groups(at.normal(n, k, deviation=k**-0.5), _group(k))
         return Weight(data, form, scale)
     if form is WeightFormat.INT8:
         return regrouped(_stored(at, n, k, WeightFormat.Q8_0))
@@ -168,6 +172,11 @@ def _stored(at: Setting, n: int, k: int, form: WeightFormat) -> Weight:
     if form.is_fp4:
         return _fp4(data, form, k)
     return Weight(data.bitwise_and_(0x2F), form)
+
+
+def _group(k: int) -> int:
+    """Of int4, as `quantize=` chooses it."""
+    return next(group for group in GROUPS if k % group == 0)
 
 
 def _fp4(data: torch.Tensor, form: WeightFormat, k: int) -> Weight:

@@ -82,7 +82,8 @@ class EngineOptions:
         graph: capture steps into graphs, or run them eagerly.
         exact: keep a request's tokens bit for bit independent of the traffic on CUDA as well, as
             they are on the CPU: of what else runs, of chunks, depth, cached prompts and
-            preemptions. Its price: from 33 tokens on linears keep one order of sums, which is
+            preemptions. Its price: from 33 tokens on (17 where few columns of a
+            weight share a scale) linears keep one order of sums, which is
             slower than those for a batch and than torch's matrix products, and so does attention of
             as many rows; attention of prompts is not dealt out evenly; of cached pages only those
             of prompts are shared, not those of answers; and a preempted request generates its

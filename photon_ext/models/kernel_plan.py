@@ -281,8 +281,14 @@ def choose_backend(backend: Backend | None, target: Target, dtype: str) -> Backe
 
 
 def linears_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
-    """Of any linear of a layer that is fused; the head counts where weights are of few bits."""
-    return _first_unsupported(ExecutionMode.FUSED, config, target, dtype)
+    """Of any linear of a layer that is fused; the head counts where weights are of few bits. Blocks
+    of a GGUF file would be regrouped, so that what stands in the way of that is named.
+    """
+    found = _first_unsupported(ExecutionMode.FUSED, config, target, dtype)
+    grouped = in_groups(config)
+    if found is None or grouped == config:
+        return found
+    return _first_unsupported(ExecutionMode.FUSED, grouped, target, dtype) or found
 
 
 def kept_config(config: ModelConfig, target: Target, dtype: str) -> ModelConfig:

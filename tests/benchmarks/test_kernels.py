@@ -97,15 +97,19 @@ def test_linears_of_fewer_bits_move_the_bytes_of_their_format(tmp_path: Path) ->
     }
 
 
-def test_many_tokens_of_fewer_bits_are_a_batchs_linears(tmp_path: Path) -> None:
-    given = ("--formats", "int4", "--ops", "o,gate_up,qkv", "--batches", "32,33")
+@pytest.mark.parametrize(("form", "least"), [("fp8", 33), ("int4", 17)])
+def test_many_tokens_of_fewer_bits_are_a_batchs_linears(
+    tmp_path: Path, form: str, least: int
+) -> None:
+    """Of fewer where few columns share a scale: in int4 64 do here."""
+    given = ("--formats", form, "--ops", "o,gate_up,qkv", "--batches", f"{least - 1},{least}")
     code, entries = run(tmp_path / "k.jsonl", *given)
     assert code == 0
-    ran = {(e["op"], e["batch"], e["way"]) for e in entries if e.get("format") == "int4"}
+    ran = {(e["op"], e["batch"], e["way"]) for e in entries if e.get("format") == form}
     asked = {(op, batch) for op, batch, way in ran if way == "hopper"}
     fused = {"norm_linear_into", "linear_residual_", "norm_swiglu_into"}
     batch = {"linear_into", "linear_norm_into", "swiglu_into"}
-    assert asked == {*((op, 32) for op in fused), *((op, 33) for op in batch)}
+    assert asked == {*((op, least - 1) for op in fused), *((op, least) for op in batch)}
 
 
 def test_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

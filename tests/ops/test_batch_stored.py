@@ -1,5 +1,5 @@
-"""The Hopper linears of a batch for weights in fp8 and int4: near the float64 reference, with the
-bits of those for a dense weight of the same numbers, whatever other tokens are.
+"""The Hopper linears of a batch for weights in fp8, int4 and int8: near the float64 reference, with
+the bits of those for a dense weight of the same numbers, whatever other tokens are.
 """
 
 from __future__ import annotations

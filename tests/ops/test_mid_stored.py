@@ -1,6 +1,6 @@
-"""The Hopper linears of weights in fp8 and int4 for 17 to 64 tokens: near the float64 reference,
-and a token has the same bits in every batch, those of the narrow linears of fewer tokens among
-them.
+"""The Hopper linears of weights in fp8, int4 and int8 for 17 to 64 tokens: near the float64
+reference, and a token has the same bits in every batch, those of the narrow linears of fewer tokens
+among them.
 """
 
 from __future__ import annotations

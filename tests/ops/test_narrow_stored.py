@@ -5,6 +5,7 @@ reference, and a token has the same bits alone and in any batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -186,6 +187,22 @@ def test_rows_may_lie_apart(device: str, kind: Kind) -> None:
     o = operands(kind, 3, 40, 512, device)
     apart = o._replace(half=in_wider_rows(o.half, 48))
     assert_same_results(fused(apart), fused(o))
+
+
+@pytest.mark.parametrize("kind", [KINDS[6], *KINDS[8:]], ids=str)
+def test_scales_of_few_columns_that_lie_between_vectors_are_read_by_portable_kernels(
+    device: str, kind: Kind
+) -> None:
+    """They would be read 8 or 16 bytes at a time."""
+    weight = random_weight(kind, 16, 512, device)
+    assert weight.scale is not None
+    apart = torch.empty(weight.scale.numel() + 2, dtype=weight.scale.dtype, device=device)[2:]
+    moved = replace(weight, scale=apart.view_as(weight.scale).copy_(weight.scale))
+    x, residual = (randn(17, n, dtype=BF16, device=device) for n in (512, 16))
+    expected = residual.clone()
+    ops.linear_residual_(expected, x, weight)
+    ops.linear_residual_(residual, x, moved, hopper=True)
+    assert_same_bits(residual, expected)
 
 
 @pytest.mark.parametrize(

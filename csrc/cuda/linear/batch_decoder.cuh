@@ -8,7 +8,7 @@ namespace photon::cuda::batch {
 
 constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
 
-// The scales and zero points of a weight as they lie in memory.
+// The scales, zero points and offsets of a weight as they lie in memory.
 struct Scales {
   const void* data;
   const uint8_t* zeros;  // or null
@@ -66,7 +66,7 @@ struct Fp8Codes {
   }
 };
 
-// Scales are float16, and with offsets these, too.
+// Scales are float16.
 struct Int8Codes {
   using Scale = uint16_t;
   static constexpr int kBlockBytes = 64;
@@ -129,8 +129,8 @@ struct Int4Codes {
   }
 };
 
-// With offsets, to which nothing may be added before: 0x6400 | q is 1024 + q in float16, and q is
-// left of it.
+// With offsets, to which nothing may be added before; these and scales are float16. 0x6400 | q is
+// 1024 + q in float16, and q is left of it.
 struct Int4OffsetCodes {
   struct Scale {
     uint16_t scale, offset;

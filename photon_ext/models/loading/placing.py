@@ -27,10 +27,10 @@ def place(slot: Weight, weight: Weight, source: str) -> None:
         _copy(slot, weight)
         return
     if not _takes_codes(slot, weight) and not _takes_numbers(slot):
+        found, wanted = _told(weight), _told(slot)
         raise ModelError(
-            f"{source} is stored as {weight.format.value}, which does not become "
-            f"{slot.format.value} as the model asks for it; load it as stored, or with "
-            'quantize="none"'
+            f"{source} is stored as {found}, which does not become {wanted}; load it with "
+            'quantize="none", or "fp8"'
         )
     # Some rows after the other: the whole in float32 is eight times as large as four bits.
     each = max(_NUMBERS // slot.k // SCALE_BLOCK, 1) * SCALE_BLOCK
@@ -98,6 +98,13 @@ def _takes_numbers(slot: Weight) -> bool:
     return slot.format is WeightFormat.DENSE or (
         slot.format is WeightFormat.INT4 and slot.zero is None
     )
+
+
+def _told(weight: Weight) -> str:
+    """Its format, and the dtypes of what lies beside its numbers."""
+    parts = {"scales": weight.scale, "zeros": weight.zero}
+    beside = [f"{name} {str(one.dtype)[6:]}" for name, one in parts.items() if one is not None]
+    return f"{weight.format.value} ({', '.join(beside)})" if beside else weight.format.value
 
 
 def _kind(weight: Weight) -> object:

@@ -45,6 +45,6 @@ def _halves(factors: torch.Tensor, what: str, first: int) -> torch.Tensor:
         number = float(factors[row][infinite[row]][0])
         raise ModelError(
             f"row {first + row} has a block with the {what} {number:.6g}, which float16 does not "
-            'hold; load it with quantize="none"'
+            'hold; load it with quantize="none", or "fp8"'
         )
     return halves
