@@ -345,9 +345,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quantize",
         choices=CHOICES,
-        help="weights in memory: stored (as in the file), none (all in the dtype), or rounded to "
-        "fp8 or int4; by default stored, but none on a GPU with room for it and no fast kernels "
-        "for what is stored",
+        help="weights in memory: stored (as in the file, or its codes as fast kernels read them), "
+        "none (all in the dtype), or rounded to fp8 or int4; by default stored, but none on a GPU "
+        "with room for it and no fast kernels for what is stored",
     )
 
 

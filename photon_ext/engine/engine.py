@@ -198,10 +198,10 @@ class Engine(SpatialSkills):
             device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
-            quantize: how weights lie in memory: "stored" (as the file has them), "none" (all in the
-                dtype), "fp8" or "int4" (each rounded to the nearest, the head to fp8). None:
-                "stored"; but "none" on a GPU with room for it, and without fast kernels for what
-                is stored: see load_model.
+            quantize: how weights lie in memory: "stored" (as the file has them, or its codes as
+                fast kernels read them), "none" (all in the dtype), "fp8" or "int4" (each rounded to
+                the nearest, the head to fp8). None: "stored"; but "none" on a GPU with room for it,
+                and without fast kernels for what is stored: see load_model.
             vision: an encoder for images; it needs the option embeds_tokens.
             region: heads for points and boxes (models.region); copied to the model's device.
             options: those of EngineOptions, by name.

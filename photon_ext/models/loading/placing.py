@@ -85,10 +85,9 @@ def _takes_codes(slot: Weight, weight: Weight) -> bool:
     grouped = GROUPED.get(weight.format)
     if grouped is None or slot.format is not grouped.format or slot.scale is None:
         return False
-    has_offsets = slot.zero is not None and slot.zero.is_floating_point()
-    has_points = slot.zero is not None and not has_offsets
-    alike = slot.scale.shape == grouped.scale_shape(slot.n, slot.k)
-    return alike and has_offsets == grouped.offsets and not has_points
+    offsets = None if slot.zero is None else slot.zero.dtype
+    wanted = torch.float16 if grouped.offsets else None
+    return offsets is wanted and slot.scale.shape == grouped.scale_shape(slot.n, slot.k)
 
 
 def _takes_numbers(slot: Weight) -> bool:
