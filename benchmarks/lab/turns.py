@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import options as cli
+from photon_ext.models.requantize import CHOICES
 
 
 class Way(NamedTuple):
@@ -71,7 +72,8 @@ class Worker:
 
 
 def given_again(args: Namespace) -> list[str]:
-    return ["--model", args.model, "--context", str(args.context), "--device", str(args.device)]
+    given = ["--model", args.model, "--context", str(args.context), "--device", str(args.device)]
+    return given + (["--quantize", args.quantize] if args.quantize else [])
 
 
 def serve(args: Namespace) -> None:
@@ -83,7 +85,7 @@ def serve(args: Namespace) -> None:
     from benchmarks.lab.step import LabStep
 
     torch.manual_seed(0)
-    config, weights = open_model(args.model, None, cli.device_of(args.device))
+    config, weights = open_model(args.model, None, cli.device_of(args.device), args.quantize)
     steps: dict[tuple[int, str], LabStep] = {}
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
@@ -122,6 +124,7 @@ def measure(ways: list[Way], args: Namespace) -> list[dict[str, Any]]:
         {
             "what": "turns",
             "model": args.model,
+            "quantize": args.quantize,
             "context": args.context,
             "batch": batch,
             "way": way.name,
@@ -146,6 +149,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options = cli.parser(__doc__.splitlines()[0])
     add = options.add_argument
     add("--model", default="qwen3-0.6b")
+    add("--quantize", choices=CHOICES, help="how weights lie in memory; default: as load_model does")
     add("--batches", type=cli.integers, default=[1, 8, 32])
     add("--context", type=cli.positive_integer, default=512)
     add("--rounds", type=cli.positive_integer, default=5)

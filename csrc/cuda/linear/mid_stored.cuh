@@ -59,19 +59,19 @@ struct Multiplier {
 
   // Over the CTA's columns. `rows`: of each M tile.
   __device__ void run(const ScaleRows (&rows)[kMTiles]) {
+    float first[kHalves * kSums];  // of the first of two turns
+#pragma unroll 1
+    for (int turn = 0;; ++turn) {
 #pragma unroll
-    for (int i = 0; i < kMTiles * kHalves * kSums; ++i)
-      sums[i / (kHalves * kSums)][i / kSums % kHalves][i % kSums] = 0.0f;
-    add_turn(rows, 0);
+      for (int i = 0; i < kMTiles * kHalves * kSums; ++i)
+        sums[i / (kHalves * kSums)][i / kSums % kHalves][i % kSums] = 0.0f;
+      add_turn(rows, turn);
+      if (turn + 1 == work.turns) break;
+#pragma unroll
+      for (int i = 0; i < kHalves * kSums; ++i) first[i] = sums[0][i / kSums][i % kSums];
+    }
     if (work.turns == 1) return;
     // Two CTAs with all positions of their parts have an M tile each (kMaxSplitRowTiles).
-    float first[kHalves * kSums];
-#pragma unroll
-    for (int i = 0; i < kHalves * kSums; ++i) {
-      first[i] = sums[0][i / kSums][i % kSums];
-      sums[0][i / kSums][i % kSums] = 0.0f;
-    }
-    add_turn(rows, 1);
 #pragma unroll
     for (int i = 0; i < kHalves * kSums; ++i)
       sums[0][i / kSums][i % kSums] = first[i] + sums[0][i / kSums][i % kSums];

@@ -98,6 +98,10 @@ struct Multiplier {
   Stage stage;
   int next = 0;  // K chunk of x that is loaded next
   float sums[kTiles][kTokenTiles][4];
+  // Of fewer bits: a K block's products of a stage, which enter the sums behind the next one's loads.
+  float blocks[Load::kStageTiles][kTokenTiles][4];
+  float block_scales[Load::kStageTiles][2];  // of their rows, where a K block is one group
+  int block_tile;                            // the first of their tiles
   XPreparer<Load, kTokenTiles, kNormalizes> prepared;
 
   __device__ Multiplier(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
@@ -146,6 +150,7 @@ struct Multiplier {
       for (int t = 0; t < kTokenTiles; ++t)
         sums[m][t][0] = sums[m][t][1] = sums[m][t][2] = sums[m][t][3] = 0.0f;
     }
+    if constexpr (Load::kIsScaled) clear_blocks();
 #pragma unroll 1
     for (int k_chunk = 0; k_chunk < k_chunks; ++k_chunk) {
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
@@ -153,6 +158,7 @@ struct Multiplier {
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
       load(x[kAhead - 1], kReloads ? next_chunk() : k_chunk + kAhead);
     }
+    if constexpr (Load::kIsScaled) add_blocks<0, kTiles>();
   }
 
  private:
@@ -183,14 +189,21 @@ struct Multiplier {
     }
   }
 
-  // The stages of a K chunk, one after the other.
+  // The stages of a K chunk, one after the other. Those of fewer bits share their code: it would be
+  // most of a layer's.
   template <typename Filler>
   __device__ void add_k_chunk(XChunk& x, int k_chunk, const Pass& pass, Filler& filler,
                               const Stamps& stamps) {
+    if constexpr (Load::kIsScaled) {
+#pragma unroll 1
+      for (int m = 0; m < pass.count; m += Load::kStageTiles)
+        add_stage(x, k_chunk, m, pass, filler, stamps);
+    } else {
 #pragma unroll
-    for (int m = 0; m < kTiles; m += Load::kStageTiles) {
-      if (m >= pass.count) break;
-      add_stage(x, k_chunk, m, pass, filler, stamps);
+      for (int m = 0; m < kTiles; ++m) {
+        if (m >= pass.count) break;
+        add_stage(x, k_chunk, m, pass, filler, stamps);
+      }
     }
   }
 
@@ -216,6 +229,7 @@ struct Multiplier {
         loaded |= tile_scales[s].read(p.stored, tile + scale_at, tile + zero_at);
       }
     }
+    if constexpr (Load::kIsScaled) add_blocks<0, kTiles>();  // by the scales of x before
     if (m == 0)
       prepared.prepare(
           x, gain + k_chunk * Size::kChunk * 2,
@@ -227,7 +241,8 @@ struct Multiplier {
     filler.refill(stage);
     stage.advance(ring.stages);
     if constexpr (Load::kIsScaled) {
-      add_scaled(m, w, tile_scales, x);
+      block_tile = m;
+      multiply_blocks(w, tile_scales, x);
     } else {
 #pragma unroll
       for (int d = 0; d < 2 * kVectors; ++d) add_products(sums[m], w[0], x, d);
@@ -248,16 +263,41 @@ struct Multiplier {
     }
   }
 
-  // To the sums of tile m and those that follow it in its stage: those of a K block, scaled by one
-  // fma where it has one group, else group after group, and then by the scale of x where that has
-  // one. What a stage does not hold adds to sums that nobody reads.
-  __device__ void add_scaled(int m, const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
-                             const TileScales<Load> (&tile_scales)[Load::kStageTiles],
-                             const XChunk& x) {
+  // The sums of no stage.
+  __device__ void clear_blocks() {
+    block_tile = 0;
+#pragma unroll
+    for (int s = 0; s < Load::kStageTiles; ++s) {
+      block_scales[s][0] = block_scales[s][1] = 0.0f;
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) blocks[s][t][j] = 0.0f;
+      }
+    }
+  }
+
+  // The products of a stage: of a K block's one group, or group after group, each scaled by one fma.
+  __device__ void multiply_blocks(const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
+                                  const TileScales<Load> (&tile_scales)[Load::kStageTiles],
+                                  const XChunk& x) {
     constexpr int kGroups = Load::kGroups, kStageTiles = Load::kStageTiles;
-    float blocks[kStageTiles][kTokenTiles][4] = {};
+#pragma unroll
+    for (int s = 0; s < kStageTiles; ++s) {
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) blocks[s][t][j] = 0.0f;
+      }
+    }
     if constexpr (kGroups == 1) {
       add_group(blocks, 0, w, tile_scales, x);
+#pragma unroll
+      for (int s = 0; s < kStageTiles; ++s) {
+#pragma unroll
+        for (int high = 0; high < 2; ++high)
+          block_scales[s][high] = tile_scales[s].of(p.stored, 0, high);
+      }
     } else {
 #pragma unroll
       for (int i = 0; i < kGroups; ++i) {
@@ -265,12 +305,38 @@ struct Multiplier {
         add_group(products, i, w, tile_scales, x);
 #pragma unroll
         for (int s = 0; s < kStageTiles; ++s)
-          add_times<false>(blocks[s], products[s], tile_scales[s], i);
+          add_times(blocks[s], products[s], tile_scales[s], i);
       }
     }
+  }
+
+  // To the sums of their tiles, which are among kFirst to kEnd - 1: registers have no index. What a
+  // stage does not hold adds to sums that nobody reads.
+  template <int kFirst, int kEnd>
+  __device__ void add_blocks() {
+    constexpr int kStageTiles = Load::kStageTiles;
+    if constexpr (kEnd - kFirst == kStageTiles) {
 #pragma unroll
-    for (int s = 0; s < kStageTiles; ++s)
-      add_times<true>(sums[m + s], blocks[s], tile_scales[s], 0);
+      for (int s = 0; s < kStageTiles; ++s) add_block(sums[kFirst + s], s);
+    } else {
+      constexpr int kMiddle = kFirst + (kEnd - kFirst) / 2 / kStageTiles * kStageTiles;
+      if (block_tile < kMiddle) return add_blocks<kFirst, kMiddle>();
+      add_blocks<kMiddle, kEnd>();
+    }
+  }
+
+  // By one fma with the scale of its rows, where it has one group, and that of x, where that has
+  // one.
+  __device__ void add_block(float (&to)[kTokenTiles][4], int s) const {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float scale = Load::kGroups == 1 ? block_scales[s][j / 2] : 1.0f;
+        if constexpr (Load::kIsF16) scale *= prepared.scales[t][j % 2];
+        to[t][j] = fmaf(scale, blocks[s][t][j], to[t][j]);
+      }
+    }
   }
 
   // The products of a group of columns, tiles side by side, less what their numbers are too large
@@ -308,25 +374,19 @@ struct Multiplier {
     }
   }
 
-  // Of group `i`; or kIsBlock: of a K block, which has scales itself where it is one group.
-  template <bool kIsBlock>
+  // Of group `i`.
   __device__ void add_times(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
                             const TileScales<Load>& tile_scales, int i) const {
-    constexpr bool kHasOwn = !kIsBlock || Load::kGroups == 1;
-    float of_rows[] = {1.0f, 1.0f};
 #pragma unroll
-    for (int high = 0; high < 2 && kHasOwn; ++high)
-      of_rows[high] = tile_scales.of(p.stored, i, high);
+    for (int high = 0; high < 2; ++high) {
+      const float scale = tile_scales.of(p.stored, i, high);
 #pragma unroll
-    for (int t = 0; t < kTokenTiles; ++t) {
+      for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        float scale = of_rows[j / 2];
-        if constexpr (Load::kIsF16 && kIsBlock) scale *= prepared.scales[t][j % 2];
-        to[t][j] = fmaf(scale, what[t][j], to[t][j]);
+        for (int j = 2 * high; j < 2 * high + 2; ++j) to[t][j] = fmaf(scale, what[t][j], to[t][j]);
       }
     }
-    if constexpr (Load::kZeros == Zeros::kOffsets && !kIsBlock) add_offsets(to, tile_scales, i);
+    if constexpr (Load::kZeros == Zeros::kOffsets) add_offsets(to, tile_scales, i);
   }
 
   // Of group `i`, behind its products.
