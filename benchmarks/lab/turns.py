@@ -149,7 +149,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options = cli.parser(__doc__.splitlines()[0])
     add = options.add_argument
     add("--model", default="qwen3-0.6b")
-    add("--quantize", choices=CHOICES, help="how weights lie in memory; default: as load_model does")
+    add("--quantize", choices=CHOICES, help="how weights lie; default: as load_model does")
     add("--batches", type=cli.integers, default=[1, 8, 32])
     add("--context", type=cli.positive_integer, default=512)
     add("--rounds", type=cli.positive_integer, default=5)

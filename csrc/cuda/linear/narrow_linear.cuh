@@ -98,10 +98,11 @@ struct Multiplier {
   Stage stage;
   int next = 0;  // K chunk of x that is loaded next
   float sums[kTiles][kTokenTiles][4];
-  // Of fewer bits: a K block's products of a stage, which enter the sums behind the next one's loads.
+  // Of fewer bits: a stage's products. Where scales are packed they enter the sums behind the loads
+  // of the next stage, so that nothing waits for the last of them.
   float blocks[Load::kStageTiles][kTokenTiles][4];
   float block_scales[Load::kStageTiles][2];  // of their rows, where a K block is one group
-  int block_tile;                            // the first of their tiles
+  int block_tile = 0;                        // the first of their tiles
   XPreparer<Load, kTokenTiles, kNormalizes> prepared;
 
   __device__ Multiplier(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
@@ -150,7 +151,7 @@ struct Multiplier {
       for (int t = 0; t < kTokenTiles; ++t)
         sums[m][t][0] = sums[m][t][1] = sums[m][t][2] = sums[m][t][3] = 0.0f;
     }
-    if constexpr (Load::kIsScaled) clear_blocks();
+    if constexpr (Load::kIsPacked) clear_blocks();
 #pragma unroll 1
     for (int k_chunk = 0; k_chunk < k_chunks; ++k_chunk) {
       add_k_chunk(x[0], k_chunk, pass, filler, stamps);
@@ -158,7 +159,7 @@ struct Multiplier {
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
       load(x[kAhead - 1], kReloads ? next_chunk() : k_chunk + kAhead);
     }
-    if constexpr (Load::kIsScaled) add_blocks<0, kTiles>();
+    if constexpr (Load::kIsPacked) add_blocks<0, kTiles>();
   }
 
  private:
@@ -189,18 +190,18 @@ struct Multiplier {
     }
   }
 
-  // The stages of a K chunk, one after the other. Those of fewer bits share their code: it would be
-  // most of a layer's.
+  // The stages of a K chunk, one after the other. Those of packed scales share their code, or a
+  // layer would not fit the instruction cache.
   template <typename Filler>
   __device__ void add_k_chunk(XChunk& x, int k_chunk, const Pass& pass, Filler& filler,
                               const Stamps& stamps) {
-    if constexpr (Load::kIsScaled) {
+    if constexpr (Load::kIsPacked) {
 #pragma unroll 1
       for (int m = 0; m < pass.count; m += Load::kStageTiles)
         add_stage(x, k_chunk, m, pass, filler, stamps);
     } else {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
+      for (int m = 0; m < kTiles; m += Load::kStageTiles) {
         if (m >= pass.count) break;
         add_stage(x, k_chunk, m, pass, filler, stamps);
       }
@@ -229,7 +230,7 @@ struct Multiplier {
         loaded |= tile_scales[s].read(p.stored, tile + scale_at, tile + zero_at);
       }
     }
-    if constexpr (Load::kIsScaled) add_blocks<0, kTiles>();  // by the scales of x before
+    if constexpr (Load::kIsPacked) add_blocks<0, kTiles>();  // by the scales of x before
     if (m == 0)
       prepared.prepare(
           x, gain + k_chunk * Size::kChunk * 2,
@@ -240,9 +241,13 @@ struct Multiplier {
     if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
     filler.refill(stage);
     stage.advance(ring.stages);
-    if constexpr (Load::kIsScaled) {
+    if constexpr (Load::kIsPacked) {
       block_tile = m;
       multiply_blocks(w, tile_scales, x);
+    } else if constexpr (Load::kIsScaled) {
+      multiply_blocks(w, tile_scales, x);
+#pragma unroll
+      for (int s = 0; s < kStageTiles; ++s) add_block(sums[m + s], s);
     } else {
 #pragma unroll
       for (int d = 0; d < 2 * kVectors; ++d) add_products(sums[m], w[0], x, d);
@@ -263,33 +268,23 @@ struct Multiplier {
     }
   }
 
-  // The sums of no stage.
   __device__ void clear_blocks() {
-    block_tile = 0;
 #pragma unroll
     for (int s = 0; s < Load::kStageTiles; ++s) {
       block_scales[s][0] = block_scales[s][1] = 0.0f;
 #pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) blocks[s][t][j] = 0.0f;
-      }
+      for (int t = 0; t < kTokenTiles; ++t)
+        blocks[s][t][0] = blocks[s][t][1] = blocks[s][t][2] = blocks[s][t][3] = 0.0f;
     }
   }
 
-  // The products of a stage: of a K block's one group, or group after group, each scaled by one fma.
+  // The products of a stage: of a K block's one group, or group after group, each scaled by one
+  // fma.
   __device__ void multiply_blocks(const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
                                   const TileScales<Load> (&tile_scales)[Load::kStageTiles],
                                   const XChunk& x) {
     constexpr int kGroups = Load::kGroups, kStageTiles = Load::kStageTiles;
-#pragma unroll
-    for (int s = 0; s < kStageTiles; ++s) {
-#pragma unroll
-      for (int t = 0; t < kTokenTiles; ++t) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) blocks[s][t][j] = 0.0f;
-      }
-    }
+    clear_blocks();
     if constexpr (kGroups == 1) {
       add_group(blocks, 0, w, tile_scales, x);
 #pragma unroll
@@ -304,8 +299,7 @@ struct Multiplier {
         float products[kStageTiles][kTokenTiles][4] = {};
         add_group(products, i, w, tile_scales, x);
 #pragma unroll
-        for (int s = 0; s < kStageTiles; ++s)
-          add_times(blocks[s], products[s], tile_scales[s], i);
+        for (int s = 0; s < kStageTiles; ++s) add_times(blocks[s], products[s], tile_scales[s], i);
       }
     }
   }

@@ -28,7 +28,10 @@ struct XPreparer {
 
   __device__ void clear() {
 #pragma unroll
-    for (int t = 0; t < kTokenTiles; ++t) squares[t][0] = squares[t][1] = 0.0f;
+    for (int t = 0; t < kTokenTiles; ++t) {
+      squares[t][0] = squares[t][1] = 0.0f;
+      if constexpr (Load::kIsPacked) scales[t][0] = scales[t][1] = 0.0f;  // of no stage before
+    }
   }
 
   // From x as it was loaded to what instructions take. `gains`: of the lane's columns, read where
