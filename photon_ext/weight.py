@@ -30,8 +30,8 @@ class Weight:
             float8_e4m3fn [n, k / 16]. Of the last two a NaN is not looked for: it is read as
             infinity, or 480. Else None.
         zero: of INT4, [n, groups], contiguous. uint8: a number is (bits - zero) * scale. Of the
-            dtype of scale: what bits of 0 stand for, so that a number is bits * scale + zero. None:
-            8 is subtracted. Of INT8 there is none: 128 is.
+            dtype of scale, float16 or bfloat16: what bits of 0 stand for, so that a number is bits
+            * scale + zero. None: 8 is subtracted. Of INT8 there is none: 128 is.
         divisor: of MXFP4 and NVFP4, float32 [n, 1], contiguous: a number is e2m1 * (scale /
             divisor). It is the inverse of a global scale that multiplies. None: 1.
     """

@@ -14,7 +14,7 @@ enum class WeightFormat : int32_t {
          // scales. A NaN (0x7f, 0xff) is read as 480, or as NaN: whoever loads weights looks for it
   kInt4,   // rows of k / 2 bytes, with scales: the low four bits are the even column, and a number
            // is (bits - zero) * scale, with zero = 8 where there are no zeros; where there are
-           // offsets, bits * scale + offset
+           // offsets, of 16 bits as the scales are, bits * scale + offset
   kInt8,   // rows of k bytes, with scales: a number is (bits - 128) * scale
   kMxFp4,  // rows of k / 2 bytes as kInt4, of e2m1 numbers (1 sign, 2 exponent and 1 mantissa bits,
            // bias 1; neither infinity nor NaN), and a scale for 32 columns: an e8m0 byte, which is

@@ -98,7 +98,13 @@ void WeightArg::check_int_scale() const {
     fail(rows.op(), "weight_scale has ", groups, " groups for ", k_,
          " columns, expected groups of a multiple of ", least);
   if (!zero) return;
-  if (!zero->is_uint8()) zero->dtype_of(*scale.get(), ", or uint8");
+  if (!zero->is_uint8()) {
+    zero->dtype_of(*scale.get(), ", or uint8");
+    if (zero->dtype() == DType::kF32)
+      fail(rows.op(),
+           "weight_zero and weight_scale have dtype float32, expected float16 or "
+           "bfloat16, or a weight_zero of uint8: so each number is rounded once");
+  }
   zero->shape({rows.size(0), groups}, "the shape of weight_scale").contiguous();
 }
 

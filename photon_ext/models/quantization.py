@@ -22,7 +22,8 @@ class StoredFormat:
     Attributes:
         rows, columns: that share a scale, where scales lie beside the numbers; None: all of a row.
         zeros: there are zero points.
-        offsets: there are such, in the place of zero points, of the scales' dtype.
+        offsets: there are such, in the place of zero points, of the scales' dtype, which has 16
+            bits then.
         divisors: there is one a row, that its scales are divided by.
         scale_dtype: by its name, as "float16".
     """
@@ -36,11 +37,17 @@ class StoredFormat:
     scale_dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """ConfigError: it has zero points and offsets, or one of them is not of int4."""
+        """ConfigError: it has zero points and offsets, one of them is not of int4, or offsets are
+        float32.
+        """
         if self.zeros + self.offsets > (self.format is WeightFormat.INT4):
             raise ConfigError(
                 f"StoredFormat: {self.format.value} with zeros={self.zeros} and "
                 f"offsets={self.offsets}; int4 has one of them, or none, and others have none"
+            )
+        if self.offsets and self.scale_dtype == "float32":
+            raise ConfigError(
+                "StoredFormat: offsets of float32; give a scale_dtype of float16 or bfloat16"
             )
 
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:

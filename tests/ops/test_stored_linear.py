@@ -62,14 +62,14 @@ def test_int4_is_two_codes_a_byte_less_their_zero_and_scaled() -> None:
     plain = dequantized(replace(weight, zero=None))
     assert torch.equal(plain, ((codes.float() - 8) * scale[..., None]).view(2, 64))
     offset = torch.tensor([[0.25, -3.0], [0.0, 5.0]])
-    above = dequantized(replace(weight, zero=offset))
+    above = dequantized(replace(weight, scale=scale.half(), zero=offset.half()))
     assert torch.equal(above, (codes * scale[..., None] + offset[..., None]).view(2, 64))
 
 
 def test_a_number_with_an_offset_is_rounded_once(device: str) -> None:
-    """Where the product of code and scale is no float32, too."""
+    """The product of code and scale, which has 15 bits, is not."""
     weight = random_weight(
-        Kind(WeightFormat.INT4, 1, 32, torch.float32, offsets=True), 64, 256, device
+        Kind(WeightFormat.INT4, 1, 32, torch.float16, offsets=True), 64, 256, device
     )
     out = poisoned(64, 256, dtype=torch.float32, device=device)
     ops.dequantize_into(out, weight)
@@ -348,6 +348,10 @@ DIVISOR = torch.ones(130, 1)
         (
             replace(INT4, zero=torch.ones(130, 10)),
             "weight_zero has dtype float32, expected float16, the dtype of weight_scale, or uint8",
+        ),
+        (
+            replace(INT4, scale=torch.ones(130, 10), zero=torch.ones(130, 10)),
+            "weight_zero and weight_scale have dtype float32, expected float16 or bfloat16, or a",
         ),
         (
             replace(INT8, zero=torch.ones(130, 10, dtype=torch.uint8)),
