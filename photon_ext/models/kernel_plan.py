@@ -345,8 +345,8 @@ def plan_projection(
     workspace: bool = True,
 ) -> tuple[str, str | None]:
     """The kernel of a projection in steps of the mode FUSED or BATCH, and why it is not the one
-    that was asked for. One that is stored runs segment by segment: "tile" where one of them is,
-    else the kernels of all that differ, "narrow + mid".
+    that was asked for. One whose modules are stored in several ways runs segment by segment: "tile"
+    if any segment does, else the kernels that differ, as "narrow + mid".
     """
     op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
     segments = shape.segments()

@@ -12,6 +12,7 @@ from gguf import dequantize
 from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
 from photon_ext.errors import ModelError, shortened
+from photon_ext.models.loading.expected import DAMAGED, PLAIN
 from photon_ext.models.loading.gguf_reader import GgufReader
 from photon_ext.models.text.text_files import check_regular
 from photon_ext.weight_format import WeightFormat
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 _MAGIC = b"GGUF"
 _ROW_ELEMENTS = 2**14
-_DAMAGED = "the file is damaged, or was made of a model that is: download it again"
-_PLAIN = ("F64", "F32", "F16", "BF16")
 _BLOCKS = {
     form.value: form
     for form in WeightFormat
@@ -113,14 +112,14 @@ class GgufFile:
         form, stored = self.format(name), self._tensor(name)
         if form is None:
             values = self.tensor(name)
-            if stored.tensor_type.name not in _PLAIN and not bool(values.isfinite().all()):
-                raise ModelError(f"{self.path}: {name} has numbers that are not finite; {_DAMAGED}")
+            if stored.tensor_type.name not in PLAIN and not bool(values.isfinite().all()):
+                raise ModelError(f"{self.path}: {name} has numbers that are not finite; {DAMAGED}")
             return Weight(values)
         # read, not mapped: pages of the file beside the weights would take the memory twice
         data = np.fromfile(self.path, np.uint8, int(stored.n_bytes), offset=int(stored.data_offset))
         weight = Weight(torch.from_numpy(data).view(self.shape(name)[0], -1), form)
         if not has_finite_scales(weight):
-            raise ModelError(f"{self.path}: {name} has scales that are not finite; {_DAMAGED}")
+            raise ModelError(f"{self.path}: {name} has scales that are not finite; {DAMAGED}")
         return weight
 
     def tensor(self, name: str) -> torch.Tensor:

@@ -77,8 +77,9 @@ def load_hf_weights(
 
 
 def as_in_files(directory: Path, config: ModelConfig) -> ModelConfig:
-    """The model whose scales of four-bit weights have the dtype that the files store them in, or
-    float32 where they are multiplied as they are loaded; or a float32 beside them then.
+    """The model as its files store it: scales of four-bit weights have the files' dtype. Where a
+    family multiplies weights as they are loaded (residual_multiplier), scales of int4 become
+    float32, and fp4 gets a float32 divisor a row.
     """
     scheme = config.quantization
     if isinstance(scheme, Fp4Scheme) and config.residual_multiplier != 1:

@@ -25,7 +25,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from photon_ext.errors import ModelError
-from photon_ext.models.loading.expected import Expected
+from photon_ext.models.loading.expected import DAMAGED, Expected
 from photon_ext.models.loading.int4_config import GROUP_STEP, Int4Scheme, Layout
 
 _CODES = 8  # in an int32
@@ -166,7 +166,7 @@ class _Stored(NamedTuple):
             self.refuse(
                 name,
                 f"is {found:g} at {place}, and numbers of a weight are finite in float32",
-                "the file is damaged, or was made of a model that is: download it again",
+                DAMAGED,
             )
         return scale
 

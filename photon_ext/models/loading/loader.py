@@ -67,12 +67,12 @@ def load_model(
         quantize: how they lie there. "stored": as the file has them, where kernels read that: fp8,
             int4, mxfp4, nvfp4, and the common blocks of GGUF files, or for the fast kernels of a
             GPU the same codes in int4 and int8, with scales in float16, where rows are whole 256
-            columns and all take at most 0.9 of the free memory (q6_k grows 1.4, q5_0 1.6 times).
-            "none": all in the dtype; a file of four bits may be faster so from some 32 requests at
-            once on. "fp8", "int4": each number rounded to the nearest, with a scale a row, or a
-            group of up to 128 columns; in "int4" the head is fp8. None: "stored"; but "none" on a
-            GPU whose fast kernels do not read all of that, where it takes at most 0.7 of the free
-            memory.
+            columns and all take at most 0.9 of the free memory (q6_k grows 1.4 times, q5_0 1.5,
+            q4_k 1.1). "none": all in the dtype; a file of four bits may be faster so from some 32
+            requests at once on. "fp8", "int4": each number rounded to the nearest, with a scale a
+            row, or a group of up to 128 columns; in "int4" the head is fp8. None: "stored"; but
+            "none" on a GPU whose fast kernels do not read all of that, where it takes at most 0.7
+            of the free memory.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.

@@ -11,7 +11,7 @@ import torch
 
 from photon_ext.dequantize import fp4_scales
 from photon_ext.errors import ModelError
-from photon_ext.models.loading.expected import Expected
+from photon_ext.models.loading.expected import DAMAGED, Expected
 from photon_ext.models.loading.int4_config import Int4Scheme
 from photon_ext.models.loading.int4_tensors import expected, unpacked
 from photon_ext.models.quantization import Fp4Scheme, Fp8Scheme, Quantization, ScaleShare
@@ -19,7 +19,6 @@ from photon_ext.weight import Weight
 from photon_ext.weight_format import FP8_MOST, SCALE_BLOCK, WeightFormat
 
 _E2M1_MOST = 6
-_DAMAGED = "the file is damaged, or was made of a model that is: download it again"
 
 
 class ModuleReader(Protocol):
@@ -68,7 +67,7 @@ class Fp8Reader:
             if not bool(finite.all()):
                 raise ModelError(
                     f"{path}: {module}.{name} has values that are not finite, or scale numbers "
-                    f"beyond float32; {_DAMAGED}"
+                    f"beyond float32; {DAMAGED}"
                 )
         n, k = data.shape
         columns = -(-k // SCALE_BLOCK) if self.scheme.share is ScaleShare.BLOCK else 1
@@ -128,7 +127,7 @@ class Fp4Reader:
             row, block = (~finite).nonzero()[0].tolist()
             raise ModelError(
                 f"{path}: {module}.weight_scale is {float(scales[row, block]):g} at "
-                f"{[row, block]}, and numbers of a weight are finite in float32; {_DAMAGED}"
+                f"{[row, block]}, and numbers of a weight are finite in float32; {DAMAGED}"
             )
         return weight
 
@@ -139,7 +138,7 @@ class Fp4Reader:
         if not 0 < float(divisor) < torch.inf:
             raise ModelError(
                 f"{module}.weight_global_scale is {float(divisor):g}, and scales are divided by "
-                f"it; {_DAMAGED}"
+                f"it; {DAMAGED}"
             )
         return divisor.reshape(1)
 
