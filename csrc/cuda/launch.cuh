@@ -17,6 +17,12 @@ constexpr int kWarpSize = 32;
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+constexpr int log2_of(int64_t power) {
+  int bits = 0;
+  while (power > int64_t{1} << bits) ++bits;
+  return bits;
+}
+
 struct LaunchShape {
   int64_t blocks;
   int threads;

@@ -138,6 +138,34 @@ def test_a_token_has_the_same_bits_in_every_batch(device: str, kind: Kind, n: in
     assert_same_in_groups(operands(kind, 35, n, k, device), (1, 3, 8, 9, 16, 17))
 
 
+# (n, k): several stages by several K chunks; sums of several CTAs; several passes, of 9 and 8 tiles
+# where a result is stored and of 4 to 1 where it is added.
+MODELS = [(12288, 4096), (4096, 12288), (33800, 512)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [1, 8, 16])
+@pytest.mark.parametrize(("n", "k"), MODELS)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_shapes_of_models(kind: Kind, tokens: int, n: int, k: int) -> None:
+    assert_near_float64(operands(kind, tokens, n, k, "cuda"))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.rows == 1], ids=str)
+def test_a_scale_that_is_nan_leaves_other_rows_alone(device: str, kind: Kind) -> None:
+    """In the last tile of a pass, too, whose products are pending when the next one begins."""
+    o = operands(kind, 3, 360, 512, device)
+    rows = torch.arange(360, device=device)
+    bad = (rows // 8 % 4 == 0) & (rows % 8 == 5)
+    assert o.half.scale is not None
+    scale = o.half.scale.clone()
+    scale[bad, -1] = float("nan")
+    found, whole = fused(o._replace(half=replace(o.half, scale=scale))), fused(o)
+    for one, other in zip(found[:2], whole[:2], strict=True):
+        assert one[:, bad].isnan().all()
+        assert_same_bits(one[:, ~bad], other[:, ~bad])
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_every_number_is_read_and_scaled_as_the_reference_does(device: str, kind: Kind) -> None:
     """One column at a time; int4 takes 128 and the zero point out of sums in float32."""

@@ -16,7 +16,7 @@ struct Scales {
   int row_shift;         // 2^row_shift rows share theirs
   int column_shift;      // and so do 2^column_shift columns
   int row_groups;        // scales from row to row
-  bool is_half;          // of int4: float16, else bfloat16
+  bool is_half;          // of integers: float16, else bfloat16
 };
 
 constexpr int kOneGroup = 31;  // column_shift, where a row has one scale
@@ -35,6 +35,16 @@ __device__ inline uint4 packed(const float (&numbers)[kPack]) {
 __device__ inline uint32_t scaled_halves(uint32_t halves, float scale) {
   const float2 pair = floats_of_halves(halves);
   return pack_bf16(pair.x * scale, pair.y * scale);
+}
+
+// Eight of them, of which kHalves makes float16.
+template <auto kHalves>
+__device__ inline uint4 scaled_bytes(const uint32_t (&codes)[4], int i, float scale) {
+  uint32_t low[2], high[2];
+  kHalves(low, codes[2 * i]);
+  kHalves(high, codes[2 * i + 1]);
+  return make_uint4(scaled_halves(low[0], scale), scaled_halves(low[1], scale),
+                    scaled_halves(high[0], scale), scaled_halves(high[1], scale));
 }
 
 // How a lane decodes 16 bytes of a row: to kVectors vectors of eight numbers. Eight lanes in a row
@@ -58,11 +68,7 @@ struct Fp8Codes {
   }
 
   __device__ uint4 decode(const uint32_t (&codes)[4], int i) const {
-    uint32_t low[2], high[2];
-    halves_of_e4m3(low, codes[2 * i]);
-    halves_of_e4m3(high, codes[2 * i + 1]);
-    return make_uint4(scaled_halves(low[0], scale), scaled_halves(low[1], scale),
-                      scaled_halves(high[0], scale), scaled_halves(high[1], scale));
+    return scaled_bytes<halves_of_e4m3>(codes, i, scale);
   }
 };
 
@@ -86,11 +92,7 @@ struct Int8Codes {
   }
 
   __device__ uint4 decode(const uint32_t (&codes)[4], int i) const {
-    uint32_t low[2], high[2];
-    halves_of_int8(low, codes[2 * i]);
-    halves_of_int8(high, codes[2 * i + 1]);
-    return make_uint4(scaled_halves(low[0], scale), scaled_halves(low[1], scale),
-                      scaled_halves(high[0], scale), scaled_halves(high[1], scale));
+    return scaled_bytes<halves_of_int8>(codes, i, scale);
   }
 };
 

@@ -14,13 +14,6 @@ __global__ void __maxnreg__((StoredFeed<kBlocks, kRows, kFinish>::kRegisters))
   if constexpr (kHasBody) run_block<kBlocks, kRows, kFinish, StoredFeed>(p);
 }
 
-// Of a power of two.
-int log2_of(int64_t value) {
-  int shift = 0;
-  while (int64_t{1} << shift < value) ++shift;
-  return shift;
-}
-
 Scales scales_of(const Weight& w) {
   const WeightScales& s = w.scales;
   Scales scales{};

@@ -12,7 +12,7 @@ namespace photon::cuda {
 namespace stream_linear {
 namespace {
 
-using narrow::Fp8Load, narrow::Int4Load, narrow::Int8Load, narrow::Zeros;
+using narrow::Fp8Load, narrow::Int4Load, narrow::Int8Load;
 
 // Beside a CTA there is room for four of prepare_x.
 constexpr int kRoom = kOnlyBlock - 4 * kReservedBytes;
@@ -32,7 +32,7 @@ mid_stored::Scales scales_of(const Weight& w) {
   scales.row_groups = static_cast<int>(ceil_div(w.k, s.columns));
   scales.block_groups =
       s.columns >= w.k ? 0 : static_cast<int>(mid_stored::kBlockColumns / s.columns);
-  while (int64_t{1} << scales.row_shift < s.rows) ++scales.row_shift;
+  scales.row_shift = log2_of(s.rows);
   scales.is_half = s.dtype == DType::kF16;
   return scales;
 }
@@ -147,15 +147,13 @@ int run_mid_stored(const LinearParams& op, void* stream) {
   if (op.weight.format == WeightFormat::kFp8) return launch_op<Fp8Load>(op, stream);
   const WeightScales& scales = op.weight.scales;
   if (op.weight.format == WeightFormat::kInt8)
-    return scales.columns == 16 ? launch_op<Int8Load<8>>(op, stream)
-                                : launch_op<Int8Load<4>>(op, stream);
-  if (scales.offsets != nullptr) return launch_op<Int4Load<4, 1, Zeros::kOffsets>>(op, stream);
-  const bool has_zeros = scales.zeros != nullptr;
-  if (scales.columns < kScaleBlock)
-    return has_zeros ? launch_op<Int4Load<4, 1, Zeros::kPoints>>(op, stream)
-                     : launch_op<Int4Load<4, 1, Zeros::kNone>>(op, stream);
-  return has_zeros ? launch_op<Int4Load<1, 1, Zeros::kPoints>>(op, stream)
-                   : launch_op<Int4Load<1, 1, Zeros::kNone>>(op, stream);
+    return narrow::with_int8_kind(scales, [&](auto kind) {
+      return launch_op<Int8Load<decltype(kind)::kGroups>>(op, stream);
+    });
+  return narrow::with_int4_kind(scales, [&](auto kind) {
+    using Kind = decltype(kind);
+    return launch_op<Int4Load<Kind::kGroups, 1, Kind::kZeros>>(op, stream);
+  });
 }
 
 }  // namespace photon::cuda

@@ -10,9 +10,9 @@
 // rows, and a CTA half of the columns. A pass over them ends with an exchange: of every second
 // eight tokens a CTA gets the sums of all eight groups, adds them up, and writes outputs.
 //
-// The sums are those of the narrow linears, in their order (narrow_linear.cuh): a K block's
-// products from zero, which enter the sum of its position in the K chunk by one fma; at the end the
-// sums of positions four apart, and these one after the other.
+// The sums are those of the narrow linears, in their order (narrow_linear.cuh, narrow_load.cuh): a
+// K block's products by themselves, which enter the sum of its position in the K chunk by one fma;
+// at the end the sums of positions four apart, and these one after the other.
 #pragma once
 #include "cuda/linear/mid_stored_feed.cuh"
 #include "cuda/linear/mid_stored_scales.cuh"
@@ -24,7 +24,6 @@ template <typename Size>
 struct Multiplier {
   using Load = typename Size::Load;
   static constexpr int kSums = Size::kSums, kHalves = Size::kHalves, kMTiles = Size::kMTiles;
-  static constexpr bool kTakesSums = Load::kExcess > 0 && Load::kZeros != narrow::Zeros::kOffsets;
 
   const Params& p;
   const CtaWork& work;
@@ -57,27 +56,32 @@ struct Multiplier {
                           (matrix / 2 ^ row) * 16);
   }
 
-  // Over the CTA's columns. `rows`: of each M tile.
+  // Over the CTA's columns, in one copy of the code. `rows`: of each M tile. With two turns a CTA
+  // has all eight positions of its part of the columns. A pass then has one M tile
+  // (kMaxSplitRowTiles), so that `first` holds all of its sums.
   __device__ void run(const ScaleRows (&rows)[kMTiles]) {
-    float first[kHalves * kSums];  // of the first of two turns
+    float first[kHalves * kSums];
 #pragma unroll 1
     for (int turn = 0;; ++turn) {
-#pragma unroll
-      for (int i = 0; i < kMTiles * kHalves * kSums; ++i)
-        sums[i / (kHalves * kSums)][i / kSums % kHalves][i % kSums] = 0.0f;
+      clear_sums();
       add_turn(rows, turn);
       if (turn + 1 == work.turns) break;
 #pragma unroll
       for (int i = 0; i < kHalves * kSums; ++i) first[i] = sums[0][i / kSums][i % kSums];
     }
     if (work.turns == 1) return;
-    // Two CTAs with all positions of their parts have an M tile each (kMaxSplitRowTiles).
 #pragma unroll
     for (int i = 0; i < kHalves * kSums; ++i)
       sums[0][i / kSums][i % kSums] = first[i] + sums[0][i / kSums][i % kSums];
   }
 
  private:
+  __device__ void clear_sums() {
+#pragma unroll
+    for (int i = 0; i < kMTiles * kHalves * kSums; ++i)
+      sums[i / (kHalves * kSums)][i / kSums % kHalves][i % kSums] = 0.0f;
+  }
+
   __device__ void add_turn(const ScaleRows (&rows)[kMTiles], int turn) {
 #pragma unroll 1
     for (int first = work.first + turn * kGroups; first < work.blocks; first += kKBlocks) {
@@ -172,7 +176,7 @@ struct Multiplier {
     const RowTileFragment tokens(shared + x_at + stage * Size::kXBytes);
     const float* const of_x = this->of_x(stage, i);
     float products[kSums];
-    if constexpr (kTakesSums) {
+    if constexpr (Load::kTakesSums) {
       take_excess(products, scales, i, of_x);
       warpgroup_settle(products);
     }
@@ -181,7 +185,7 @@ struct Multiplier {
     for (int depth = i * kEach; depth < (i + 1) * kEach; ++depth) {
       multiply_tokens<Load::kIsF16>(
           products, a[depth], tokens.after(depth / stream_linear::kDepths * kHalfBytes),
-          depth % stream_linear::kDepths, kTakesSums || depth > i * kEach);
+          depth % stream_linear::kDepths, Load::kTakesSums || depth > i * kEach);
     }
     warpgroup_commit();
     warpgroup_wait_but<0>();

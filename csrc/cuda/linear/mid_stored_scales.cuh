@@ -55,7 +55,7 @@ struct BlockScales<narrow::Int4Load<1, kStageTiles, kZeros>> {
   __device__ float point(int, int row) const { return points[row]; }
 };
 
-// Of several groups, or of half as many that are taken for two each.
+// Several scales a K block; or half as many in memory, each for two groups.
 template <int kGroups, narrow::Zeros kZeros, bool kIsHalf>
 struct PackedBlockScales {
   narrow::PackedScales<kGroups, kZeros> rows[2];

@@ -24,7 +24,8 @@ constexpr int kRingStages = 24, kXStages = 8;  // of weights, at most, and of x:
 constexpr int kRegisters = 88, kSumRegisters = 104, kCopyingRegisters = 24;
 static_assert(kGroups * kSumRegisters + kCopyingRegisters == (kGroups + 1) * kRegisters);
 
-// The scales of a weight, and its zero points, as they lie in memory. Counts are of scales.
+// The scales of a weight, and its zero points or offsets, as they lie in memory. Counts are of
+// scales.
 struct Scales {
   const void* data;
   const void* zeros;  // points or offsets, or null

@@ -13,76 +13,23 @@
 // wait and the last store costs time. This is why loops are not unrolled without need, why the host
 // computes what it can, and why addresses are computed before the wait.
 #pragma once
-#include "cuda/linear/narrow_ring.cuh"
+#include "cuda/linear/narrow_finish.cuh"
+#include "cuda/linear/narrow_scales.cuh"
 #include "cuda/linear/narrow_x.cuh"
 
 namespace photon::cuda::stream_linear {
 
 namespace narrow {
 
-// The scales of a tile's rows `group` and `group` + 8, and int4's zero points or offsets. read():
-// `scale`, `zero`: of the first of the rows. Returns what depends on all that was read.
-template <typename Load, bool kIsScaled = Load::kIsScaled, bool kIsPacked = Load::kIsPacked>
-struct TileScales {};
-
-template <typename Load>
-struct TileScales<Load, true, false> {
-  static constexpr bool kHasPoints = Load::kZeros == Zeros::kPoints;
-
-  float scales[2], points[2];
-
-  __device__ uint32_t read(const StoredScales& stored, const unsigned char* scale,
-                           const unsigned char* zero) {
-    uint32_t loaded = 0;
-#pragma unroll
-    for (int high = 0; high < 2; ++high) {
-      scales[high] = Load::scale(stored, scale + high * kRowTileRows * Load::kScalePitch);
-      loaded |= __float_as_uint(scales[high]);
-      if constexpr (kHasPoints) {
-        points[high] = zero[high * kRowTileRows * Load::kZeroPitch];
-        loaded |= __float_as_uint(points[high]);
-      }
-    }
-    return loaded;
-  }
-  __device__ float of(const StoredScales&, int, int high) const { return scales[high]; }
-  __device__ float point(int, int high) const { return points[high]; }
-};
-
-// They are widened when they are asked for.
-template <typename Load>
-struct TileScales<Load, true, true> {
-  PackedScales<Load::kGroups, Load::kZeros> rows[2];
-
-  __device__ uint32_t read(const StoredScales& stored, const unsigned char* scale,
-                           const unsigned char* zero) {
-    uint32_t loaded = 0;
-#pragma unroll
-    for (int high = 0; high < 2; ++high) {
-      PackedScales<Load::kGroups, Load::kZeros>& row = rows[high];
-      row.load(scale + high * kRowTileRows * Load::kScalePitch,
-               zero + high * kRowTileRows * Load::kZeroPitch, stored.has_all_groups);
-      loaded |= row.scales.words[0];
-      if constexpr (Load::kZeros == Zeros::kPoints) loaded |= row.points.bytes;
-      if constexpr (Load::kZeros == Zeros::kOffsets) loaded |= row.offsets.words[0];
-    }
-    return loaded;
-  }
-  __device__ float of(const StoredScales& stored, int group, int high) const {
-    return rows[high].scales.of(group, Load::kIsHalf || stored.is_half);
-  }
-  __device__ float point(int group, int high) const { return rows[high].points.of(group); }
-  __device__ float offset(int group, int high) const { return offset_of_wide(rows[high], group); }
-};
-
 // A warp's sums over its K blocks, as seen from a lane. All addresses are computed before the wait.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
   using Load = typename Size::Load;
   static constexpr bool kReloads = Load::kIsScaled;  // x is loaded ahead for the next pass, too
-  static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead, kVectors = Size::kVectors,
-                       kTokenTiles = Size::kTokenTiles;
+  static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead,
+                       kTokenTiles = Size::kTokenTiles, kStageTiles = Load::kStageTiles;
   using XChunk = XBlock<Load, kTokenTiles>;  // the warp's K block of a K chunk
+  static constexpr int kVectors = XChunk::kVectors;
 
   const typename Load::Params& p;
   const Ring& ring;
@@ -98,11 +45,11 @@ struct Multiplier {
   Stage stage;
   int next = 0;  // K chunk of x that is loaded next
   float sums[kTiles][kTokenTiles][4];
-  // Of fewer bits: a stage's products. Where scales are packed they enter the sums behind the loads
-  // of the next stage, so that nothing waits for the last of them.
-  float blocks[Load::kStageTiles][kTokenTiles][4];
-  float block_scales[Load::kStageTiles][2];  // of their rows, where a K block is one group
-  int block_tile = 0;                        // the first of their tiles
+  // Products of a stage. With several groups a K block (kIsPacked) they are pending: add_blocks()
+  // adds them to the sums of tile block_tile and the next, behind the loads of the stage that
+  // follows.
+  float blocks[kStageTiles][kTokenTiles][4];
+  int block_tile = 0;
   XPreparer<Load, kTokenTiles, kNormalizes> prepared;
 
   __device__ Multiplier(const typename Load::Params& p, const CtaTiles& range, const Ring& ring,
@@ -117,7 +64,7 @@ struct Multiplier {
         k_chunks(k_chunks_of<Size>(range)) {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) is_active[t] = group + t * kTokenTile < active;
-    const int column = range.column + warp * Load::kColumns + thread * Load::kLaneColumns;
+    const int column = range.column + warp * Load::kColumns + thread * kLaneColumns;
     x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
     gain = gains + computed_now(column * 2);
     columns = computed_now(range.k - warp * Load::kColumns);
@@ -163,8 +110,6 @@ struct Multiplier {
   }
 
  private:
-  static constexpr bool kTakesSums = Load::kExcess > 0 && Load::kZeros != Zeros::kOffsets;
-
   // Behind the last K chunk comes the first one of the next pass.
   __device__ int next_chunk() {
     const int k_chunk = next;
@@ -186,22 +131,22 @@ struct Multiplier {
       const Bf16* from =
           x_at + k_chunk * Size::kChunk + static_cast<int64_t>(t * kTokenTile) * p.x_stride;
 #pragma unroll
-      for (int h = 0; h < kVectors; ++h) x.v[t][h] = Load::load_x(is_inside, from + h * 32);
+      for (int h = 0; h < kVectors; ++h) x.v[t][h] = load_x(is_inside, from + h * 32);
     }
   }
 
-  // The stages of a K chunk, one after the other. Those of packed scales share their code, or a
-  // layer would not fit the instruction cache.
+  // The stages of a K chunk, one after the other. With several groups a K block this is a loop with
+  // one copy of the code: unrolled, the kernels of a layer do not fit the instruction cache.
   template <typename Filler>
   __device__ void add_k_chunk(XChunk& x, int k_chunk, const Pass& pass, Filler& filler,
                               const Stamps& stamps) {
     if constexpr (Load::kIsPacked) {
 #pragma unroll 1
-      for (int m = 0; m < pass.count; m += Load::kStageTiles)
+      for (int m = 0; m < pass.count; m += kStageTiles)
         add_stage(x, k_chunk, m, pass, filler, stamps);
     } else {
 #pragma unroll
-      for (int m = 0; m < kTiles; m += Load::kStageTiles) {
+      for (int m = 0; m < kTiles; m += kStageTiles) {
         if (m >= pass.count) break;
         add_stage(x, k_chunk, m, pass, filler, stamps);
       }
@@ -212,7 +157,6 @@ struct Multiplier {
   template <typename Filler>
   __device__ void add_stage(XChunk& x, int k_chunk, int m, const Pass& pass, Filler& filler,
                             const Stamps& stamps) {
-    constexpr int kStageTiles = Load::kStageTiles;
     wait_barrier(&ring.full[stage.index], stage.parity);
     uint32_t w[kStageTiles][Load::kMatrices][4];
     TileScales<Load> tile_scales[kStageTiles];
@@ -230,7 +174,8 @@ struct Multiplier {
         loaded |= tile_scales[s].read(p.stored, tile + scale_at, tile + zero_at);
       }
     }
-    if constexpr (Load::kIsPacked) add_blocks<0, kTiles>();  // by the scales of x before
+    if constexpr (Load::kIsPacked)
+      add_blocks<0, kTiles>();  // of the stage before: prepare() replaces the scales of x
     if (m == 0)
       prepared.prepare(
           x, gain + k_chunk * Size::kChunk * 2,
@@ -245,9 +190,7 @@ struct Multiplier {
       block_tile = m;
       multiply_blocks(w, tile_scales, x);
     } else if constexpr (Load::kIsScaled) {
-      multiply_blocks(w, tile_scales, x);
-#pragma unroll
-      for (int s = 0; s < kStageTiles; ++s) add_block(sums[m + s], s);
+      add_scaled(m, w, tile_scales, x);
     } else {
 #pragma unroll
       for (int d = 0; d < 2 * kVectors; ++d) add_products(sums[m], w[0], x, d);
@@ -270,48 +213,35 @@ struct Multiplier {
 
   __device__ void clear_blocks() {
 #pragma unroll
-    for (int s = 0; s < Load::kStageTiles; ++s) {
-      block_scales[s][0] = block_scales[s][1] = 0.0f;
+    for (int s = 0; s < kStageTiles; ++s) {
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t)
         blocks[s][t][0] = blocks[s][t][1] = blocks[s][t][2] = blocks[s][t][3] = 0.0f;
     }
   }
 
-  // The products of a stage: of a K block's one group, or group after group, each scaled by one
-  // fma.
-  __device__ void multiply_blocks(const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
-                                  const TileScales<Load> (&tile_scales)[Load::kStageTiles],
+  // Sets `blocks` to the sum of a K block's groups, each scaled by one fma.
+  __device__ void multiply_blocks(const uint32_t (&w)[kStageTiles][Load::kMatrices][4],
+                                  const TileScales<Load> (&tile_scales)[kStageTiles],
                                   const XChunk& x) {
-    constexpr int kGroups = Load::kGroups, kStageTiles = Load::kStageTiles;
     clear_blocks();
-    if constexpr (kGroups == 1) {
-      add_group(blocks, 0, w, tile_scales, x);
 #pragma unroll
-      for (int s = 0; s < kStageTiles; ++s) {
+    for (int i = 0; i < Load::kGroups; ++i) {
+      float products[kStageTiles][kTokenTiles][4] = {};
+      add_group(products, i, w, tile_scales, x);
 #pragma unroll
-        for (int high = 0; high < 2; ++high)
-          block_scales[s][high] = tile_scales[s].of(p.stored, 0, high);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kGroups; ++i) {
-        float products[kStageTiles][kTokenTiles][4] = {};
-        add_group(products, i, w, tile_scales, x);
-#pragma unroll
-        for (int s = 0; s < kStageTiles; ++s) add_times(blocks[s], products[s], tile_scales[s], i);
-      }
+      for (int s = 0; s < kStageTiles; ++s) add_times(blocks[s], products[s], tile_scales[s], i);
     }
   }
 
-  // To the sums of their tiles, which are among kFirst to kEnd - 1: registers have no index. What a
-  // stage does not hold adds to sums that nobody reads.
+  // Adds `blocks` to the sums of tile `block_tile` and those behind it in its stage. Registers
+  // cannot be indexed at run time, so the tile is looked for among kFirst .. kEnd - 1, by halves. A
+  // tile that the stage lacks adds garbage to sums that nobody reads.
   template <int kFirst, int kEnd>
   __device__ void add_blocks() {
-    constexpr int kStageTiles = Load::kStageTiles;
     if constexpr (kEnd - kFirst == kStageTiles) {
 #pragma unroll
-      for (int s = 0; s < kStageTiles; ++s) add_block(sums[kFirst + s], s);
+      for (int s = 0; s < kStageTiles; ++s) add_block(sums[kFirst + s], blocks[s], {1.0f, 1.0f});
     } else {
       constexpr int kMiddle = kFirst + (kEnd - kFirst) / 2 / kStageTiles * kStageTiles;
       if (block_tile < kMiddle) return add_blocks<kFirst, kMiddle>();
@@ -319,35 +249,46 @@ struct Multiplier {
     }
   }
 
-  // By one fma with the scale of its rows, where it has one group, and that of x, where that has
-  // one.
-  __device__ void add_block(float (&to)[kTokenTiles][4], int s) const {
+  // Of one group a K block: to the sums of tile m and those that follow it in its stage.
+  __device__ void add_scaled(int m, const uint32_t (&w)[kStageTiles][Load::kMatrices][4],
+                             const TileScales<Load> (&tile_scales)[kStageTiles], const XChunk& x) {
+    float products[kStageTiles][kTokenTiles][4] = {};
+    add_group(products, 0, w, tile_scales, x);
+#pragma unroll
+    for (int s = 0; s < kStageTiles; ++s)
+      add_block(sums[m + s], products[s],
+                {tile_scales[s].of(p.stored, 0, 0), tile_scales[s].of(p.stored, 0, 1)});
+  }
+
+  // By one fma with the scale of its row and that of x, where that has one.
+  __device__ void add_block(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
+                            const float (&of_rows)[2]) const {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float scale = Load::kGroups == 1 ? block_scales[s][j / 2] : 1.0f;
+        float scale = of_rows[j / 2];
         if constexpr (Load::kIsF16) scale *= prepared.scales[t][j % 2];
-        to[t][j] = fmaf(scale, blocks[s][t][j], to[t][j]);
+        to[t][j] = fmaf(scale, what[t][j], to[t][j]);
       }
     }
   }
 
   // The products of a group of columns, tiles side by side, less what their numbers are too large
   // by.
-  __device__ void add_group(float (&to)[Load::kStageTiles][kTokenTiles][4], int i,
-                            const uint32_t (&w)[Load::kStageTiles][Load::kMatrices][4],
-                            const TileScales<Load> (&tile_scales)[Load::kStageTiles],
+  __device__ void add_group(float (&to)[kStageTiles][kTokenTiles][4], int i,
+                            const uint32_t (&w)[kStageTiles][Load::kMatrices][4],
+                            const TileScales<Load> (&tile_scales)[kStageTiles],
                             const XChunk& x) const {
     constexpr int kEach = 2 * kVectors / Load::kGroups;
-    if constexpr (kTakesSums) {
+    if constexpr (Load::kTakesSums) {
 #pragma unroll
-      for (int s = 0; s < Load::kStageTiles; ++s) take_excess(to[s], i, tile_scales[s]);
+      for (int s = 0; s < kStageTiles; ++s) take_excess(to[s], i, tile_scales[s]);
     }
 #pragma unroll
     for (int d = i * kEach; d < (i + 1) * kEach; ++d) {
 #pragma unroll
-      for (int s = 0; s < Load::kStageTiles; ++s) add_products(to[s], w[s], x, d);
+      for (int s = 0; s < kStageTiles; ++s) add_products(to[s], w[s], x, d);
     }
   }
 
@@ -368,7 +309,7 @@ struct Multiplier {
     }
   }
 
-  // Of group `i`.
+  // Adds the products of group `i`, times its scales.
   __device__ void add_times(float (&to)[kTokenTiles][4], const float (&what)[kTokenTiles][4],
                             const TileScales<Load>& tile_scales, int i) const {
 #pragma unroll
@@ -396,103 +337,6 @@ struct Multiplier {
           float& sum = to[t][high * 2 + j];
           sum = fmaf(offset, prepared.sums[i][t][j], sum);
         }
-      }
-    }
-  }
-};
-
-// The end of a pass: the warps' sums are added up in a fixed order and become outputs.
-template <typename Size, Epilogue kEpilogue>
-struct Finish {
-  static constexpr bool kNormalizes = kEpilogue != Epilogue::kAdd;
-
-  static constexpr int kTokens = Size::kTokens;
-
-  const Params& p;
-  const Layout<Size>& at;
-  unsigned char* shared;
-  int tiles, active;  // tiles of the CTA's range, tokens that live
-  int partial_bytes;
-
-  template <typename T>
-  __device__ T* place(int offset) const {
-    return reinterpret_cast<T*>(shared + offset);
-  }
-
-  // All threads must call it. The sums are added up in rounds of as many tiles as there is room
-  // for. Where few tokens live, a tile takes less room; and in the last pass the ring is free,
-  // which has room for many tiles.
-  __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass,
-                      const Output<kEpilogue>& output) const {
-    const int most_bits = kTokens <= kTokenTile || active <= kTokenTile ? 3 : 4;
-    const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : most_bits;
-    const int slot = kWarps * kPartialPitch << column_bits;
-    const bool uses_ring =
-        pass.count * slot * 4 > partial_bytes && pass.first + pass.count == tiles;
-    float* const partials = place<float>(uses_ring ? at.ring : at.partial);
-    const int at_once =
-        (uses_ring ? p.stages * p.stage_bytes : partial_bytes) / kSlotBytes >> column_bits;
-    const unsigned g = threadIdx.x % kRowTileRows, tokens = 1u << column_bits;
-    if (pass.first > 0 || uses_ring)
-      __syncthreads();  // all have read what the pass before left, and the ring
-    if (kNormalizes && warp.group / 2 == warp.thread) {
-      float* const squares = place<float>(at.squares) + warp.warp * kTokens + warp.group;
-#pragma unroll
-      for (int t = 0; t < Size::kTokenTiles; ++t)
-        squares[t * kTokenTile] =
-            warp.group % 2 == 0 ? warp.prepared.squares[t][0] : warp.prepared.squares[t][1];
-    }
-#pragma unroll 1
-    for (int first = 0; first < pass.count; first += at_once) {
-      const int count = min(at_once, pass.count - first);
-      if (first > 0) __syncthreads();  // the round before has been read
-      put_partials(warp, partials, column_bits, first, count);
-      if (kEpilogue == Epilogue::kAdd && first == 0) wait_copies<0>();
-      __syncthreads();
-#pragma unroll 1
-      for (unsigned i = threadIdx.x / kRowTileRows; i < count * tokens;
-           i += kThreads / kRowTileRows) {
-        const int token = i & (tokens - 1), tile = i >> column_bits;
-        if (token >= active) continue;
-        const float* partial = partials + tile * slot + token * kPartialPitch + g;
-        const auto sum = [&](int w, int row) {
-          return partial[(w * kPartialPitch << column_bits) + row];
-        };
-        output.take(first + tile, g, token, output.scale(token), add_up(sum, 0),
-                    add_up(sum, kRowTileRows));
-      }
-    }
-  }
-
- private:
-  // sum(warp, row), in the order of the warps; of fewer bits those of two warps four apart are
-  // added before, as a group of mid_stored.cuh has them.
-  template <typename Sum>
-  __device__ static float add_up(const Sum& sum, int row) {
-    constexpr int kSums = Size::Load::kIsScaled ? kWarps / 2 : kWarps;
-    const auto next = [&](int w) {
-      return kSums < kWarps ? sum(w, row) + sum(w + kSums, row) : sum(w, row);
-    };
-    float all = next(0);
-#pragma unroll
-    for (int w = 1; w < kSums; ++w) all += next(w);
-    return all;
-  }
-
-  // This warp's tiles first .. first + count - 1.
-  __device__ void put_partials(const Multiplier<Size, kNormalizes>& warp, float* partials,
-                               int column_bits, int first, int count) const {
-    float* slots = partials + (warp.warp * kPartialPitch << column_bits) + warp.group;
-#pragma unroll
-    for (int m = 0; m < Size::kTiles; ++m) {
-      if (m < first || m >= first + count) continue;
-      float* slot = slots + ((m - first) * kWarps * kPartialPitch << column_bits);
-#pragma unroll
-      for (int j = 0; j < 2 * Size::kTokenTiles; ++j) {
-        const int column = j / 2 * kTokenTile + 2 * warp.thread + j % 2;
-        if (column >= 1 << column_bits) continue;
-        slot[column * kPartialPitch] = warp.sums[m][j / 2][j % 2];
-        slot[column * kPartialPitch + kRowTileRows] = warp.sums[m][j / 2][j % 2 + 2];
       }
     }
   }

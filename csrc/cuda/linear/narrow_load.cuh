@@ -8,7 +8,8 @@
 // are four columns of fp8 that follow one another, or eight of int4, and it loads those of x.
 //
 // Numbers of fewer bits are decoded without their scale. The products of a K block, or of a group
-// of fewer columns, are summed from zero, and enter the sum of their row by one fma with the scale.
+// of fewer columns, have a sum of their own, which enters that of their row by one fma with the
+// scale. It begins at zero; of int4 without offsets at minus what 128 and the zero point add.
 // So the order of summation does not depend on the number of tokens.
 //
 // - fp8: an instruction makes float16 of them, which has all e4m3 numbers. x is brought into its
@@ -34,9 +35,9 @@ enum class Zeros { kNone, kPoints, kOffsets };
 // Rows lie close.
 struct ScaleSource {
   const char* from;  // or null
-  int row_parts;     // copies for a row in memory
-  int part_bits;     // of 2^part_bits bytes
-  int bits;          // 2^bits copies for a row's K chunk
+  int row_parts;     // copies that a row of the tensor takes
+  int part_bits;     // a copy has 2^part_bits bytes
+  int bits;          // of a row, a K chunk takes 2^bits copies
 
   // Whether all K chunks have the same.
   __device__ bool is_one() const { return row_parts == 1 && bits == 0; }
@@ -51,8 +52,8 @@ struct PackedGroups {
   static_assert(kGroups == 4 || kGroups == 8);
   uint32_t words[kGroups / 2];
 
-  // At a multiple of their bytes. Not `is_whole`: of four groups each two have the same, and
-  // memory has it once.
+  // `is_whole`: memory has a scale for each group. Else it has half as many, each for two
+  // neighbouring groups. The address is a multiple of what is read.
   __device__ void load(const void* at, bool is_whole) {
     if constexpr (kGroups == 8) {
       const uint4 v = *static_cast<const uint4*>(at);
@@ -153,6 +154,16 @@ __device__ inline void turn_words(uint4& v) {
   exchange_words(v.y, v.w, is_high, 2);
 }
 
+constexpr int kLaneColumns = 8;  // of x, from thread to thread
+
+// Eight columns of x, of the 32 that begin where the lane's own begin, and their gains.
+__device__ inline uint4 load_x(bool is_there, const Bf16* from) {
+  return load_fresh_if(is_there, reinterpret_cast<const uint4*>(from));
+}
+__device__ inline uint4 load_gains(const unsigned char* from) {
+  return *reinterpret_cast<const uint4*>(from);
+}
+
 // bfloat16, which has no scales.
 struct DenseLoad {
   using Params = stream_linear::Params;
@@ -167,7 +178,6 @@ struct DenseLoad {
   static constexpr int kBlocks = kKBlocks;         // of 128 bytes, of a row in a tile
   static constexpr int kStageTiles = 1;
   static constexpr int kMatrices = kDepths;  // loads of four 8 x 8 matrices
-  static constexpr int kLaneColumns = 8;     // of x, from thread to thread
 
   // Of a lane, which points load_matrices() to a row of one of four matrices: bytes from the start
   // of an 8-row tile.
@@ -175,13 +185,6 @@ struct DenseLoad {
     return warp * kKBlockBytes + row * kKBlockColumns * 2 + ((load * 2 + matrix / 2) ^ row) * 16;
   }
 
-  // Eight columns of x, of the 32 that begin where the lane's own begin.
-  __device__ static uint4 load_x(bool is_there, const Bf16* from) {
-    return load_fresh_if(is_there, reinterpret_cast<const uint4*>(from));
-  }
-  __device__ static uint4 load_gains(const unsigned char* from) {
-    return *reinterpret_cast<const uint4*>(from);
-  }
   __device__ static void order(uint4& x) { turn_words(x); }
 
   __device__ static void decode(const uint32_t (&w)[kMatrices][4], int depth, uint32_t (&a)[4]) {
@@ -193,28 +196,19 @@ struct DenseLoad {
   }
 };
 
-// What a lane loads of x, whatever the format: 16 bytes of each 32 columns of its token.
-struct StoredX {
-  __device__ static uint4 load_x(bool is_there, const Bf16* from) {
-    return DenseLoad::load_x(is_there, from);
-  }
-  __device__ static uint4 load_gains(const unsigned char* from) {
-    return DenseLoad::load_gains(from);
-  }
-};
-
-// e4m3 with float32 scales: of a row, of a row and K block, or of 128 rows and a K block.
-struct Fp8Load : StoredX {
+// Eight bits, of which kHalves makes float16: the lower two and the upper two of a word.
+template <auto kHalves>
+struct ByteLoad {
   using Params = StoredParams;
   static constexpr bool kIsF16 = true;  // of what instructions take
   static constexpr int kLag = 2;
-  static constexpr bool kIsScaled = true, kIsPacked = false;
+  static constexpr bool kIsScaled = true;
   static constexpr Zeros kZeros = Zeros::kNone;
   static constexpr float kExcess = 0.0f;
+  static constexpr bool kTakesSums = false;
   static constexpr int kColumns = 128, kBlocks = kKBlocks, kStageTiles = 1, kMatrices = 4;
-  static constexpr int kLaneColumns = 8;
-  static constexpr int kGroups = 1;  // of a K block: each has a scale
-  static constexpr int kXRows = 1;   // of what comes with a K block of x, for each token
+  static constexpr int kXRows = 1;  // of what comes with a K block of x, for each token
+  static constexpr int kZeroPitch = 0;
 
   __device__ static int offset(int warp, int matrix, int row, int load) {
     return DenseLoad::offset(warp, matrix, row, load);
@@ -233,7 +227,7 @@ struct Fp8Load : StoredX {
 #pragma unroll
     for (int rows = 0; rows < 2; ++rows) {
       uint32_t pairs[2];
-      halves_of_e4m3(pairs, w[depth / 2][depth % 2 * 2 + rows]);
+      kHalves(pairs, w[depth / 2][depth % 2 * 2 + rows]);
       a[rows] = pairs[0];
       a[rows + 2] = pairs[1];
     }
@@ -241,8 +235,13 @@ struct Fp8Load : StoredX {
   __device__ static void multiply(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     multiply_f16(d, a, b);
   }
+};
 
-  static constexpr int kScalePitch = 32, kZeroPitch = 0;  // of a row in a stage
+// e4m3 with float32 scales: of a row, of a row and K block, or of 128 rows and a K block.
+struct Fp8Load : ByteLoad<halves_of_e4m3> {
+  static constexpr bool kIsPacked = false;
+  static constexpr int kGroups = 1;       // of a K block: each has a scale
+  static constexpr int kScalePitch = 32;  // of a row in a stage
 
   // Of the warp's K block in a row's scales.
   __device__ static int scale_offset(const StoredScales& stored, int warp) {
@@ -253,22 +252,12 @@ struct Fp8Load : StoredX {
   }
 };
 
-// Eight bits, with scales of float16 for groups of 128 / kGroups columns.
+// Integers, with scales of float16 for groups of 128 / kGroups columns.
 template <int kGroups_>
-struct Int8Load : Fp8Load {
+struct Int8Load : ByteLoad<halves_of_int8> {
   static constexpr int kGroups = kGroups_;
   static constexpr bool kIsPacked = true, kIsHalf = true;
   static constexpr int kScalePitch = 16 * kGroups;
-
-  __device__ static void decode(const uint32_t (&w)[kMatrices][4], int depth, uint32_t (&a)[4]) {
-#pragma unroll
-    for (int rows = 0; rows < 2; ++rows) {
-      uint32_t pairs[2];
-      halves_of_int8(pairs, w[depth / 2][depth % 2 * 2 + rows]);
-      a[rows] = pairs[0];
-      a[rows + 2] = pairs[1];
-    }
-  }
 
   __device__ static int scale_offset(const StoredScales&, int warp) { return warp * kGroups * 2; }
 };
@@ -276,7 +265,7 @@ struct Int8Load : Fp8Load {
 // Four bits, with scales of two bytes for groups of 128 / kGroups columns. Groups of 64 columns are
 // taken for two of 32, which have the same scale; not where there are offsets, which are float16.
 template <int kGroups_, int kStageTiles_, Zeros kZeros_>
-struct Int4Load : StoredX {
+struct Int4Load {
   using Params = StoredParams;
   static constexpr bool kIsF16 = false;
   static constexpr int kLag = 2;
@@ -284,9 +273,9 @@ struct Int4Load : StoredX {
   static constexpr bool kIsHalf = kZeros_ == Zeros::kOffsets;  // scales are of float16 alone
   static constexpr Zeros kZeros = kZeros_;
   static constexpr float kExcess = kWideOnes + 8;  // of numbers where there are no zero points
+  static constexpr bool kTakesSums = kZeros != Zeros::kOffsets;  // of x, before products are added
   static constexpr int kColumns = 128, kBlocks = kKBlocks / 2, kMatrices = 2;
   static constexpr int kStageTiles = kStageTiles_;
-  static constexpr int kLaneColumns = 8;
   static constexpr int kGroups = kGroups_, kXRows = kGroups;
 
   // Two warps share a block of 128 bytes.
@@ -334,6 +323,30 @@ struct Int4Load : StoredX {
     return kGroups == 1 ? warp : warp << stored.group_bits;
   }
 };
+
+// Which load stage an integer weight has.
+template <int kGroups_, Zeros kZeros_>
+struct LoadKind {
+  static constexpr int kGroups = kGroups_;
+  static constexpr Zeros kZeros = kZeros_;
+};
+
+// launch(LoadKind), of an int4 weight.
+template <typename Launch>
+int with_int4_kind(const WeightScales& scales, const Launch& launch) {
+  if (scales.offsets != nullptr) return launch(LoadKind<4, Zeros::kOffsets>{});
+  const bool has_points = scales.zeros != nullptr;
+  if (scales.columns < kScaleBlock)
+    return has_points ? launch(LoadKind<4, Zeros::kPoints>{}) : launch(LoadKind<4, Zeros::kNone>{});
+  return has_points ? launch(LoadKind<1, Zeros::kPoints>{}) : launch(LoadKind<1, Zeros::kNone>{});
+}
+
+// Of an int8 weight.
+template <typename Launch>
+int with_int8_kind(const WeightScales& scales, const Launch& launch) {
+  return scales.columns == 16 ? launch(LoadKind<8, Zeros::kNone>{})
+                              : launch(LoadKind<4, Zeros::kNone>{});
+}
 
 }  // namespace narrow
 }  // namespace photon::cuda::stream_linear

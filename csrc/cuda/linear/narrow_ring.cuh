@@ -26,7 +26,6 @@ struct Size {
   static constexpr int kRowTileBytes = Load::kBlocks * kKBlockBytes;
   static constexpr int kTileBytes = 2 * kRowTileBytes;
   static constexpr int kScaleBytes = kTileRows * (Load::kScalePitch + Load::kZeroPitch);
-  static constexpr int kVectors = Load::kColumns / 32;  // of x that a lane holds of a K block
   static constexpr int kResidents = kTiles * kTokenTiles > 12 ? 1 : 2;  // of an SM, by registers
   static constexpr int kPartialBytes = kSlotBytes * 3 * kTokenTile;     // of three eights of tokens
 };

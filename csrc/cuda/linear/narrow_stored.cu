@@ -9,8 +9,10 @@ int run_narrow_stored(const LinearParams& op, void* stream) {
   using narrow::Fp8Load, narrow::Int8Load;
   if (op.weight.format == WeightFormat::kFp8) return launch_stored<Fp8Load, Fp8Load>(op, stream);
   if (op.weight.format == WeightFormat::kInt4) return run_narrow_int4(op, stream);
-  return op.weight.scales.columns == 16 ? launch_stored<Int8Load<8>, Int8Load<8>>(op, stream)
-                                        : launch_stored<Int8Load<4>, Int8Load<4>>(op, stream);
+  return narrow::with_int8_kind(op.weight.scales, [&](auto kind) {
+    using Load = Int8Load<decltype(kind)::kGroups>;
+    return launch_stored<Load, Load>(op, stream);
+  });
 }
 
 }  // namespace photon::cuda

@@ -5,19 +5,13 @@
 
 namespace photon::cuda::stream_linear {
 
-inline int log2(int64_t power) {
-  int bits = 0;
-  while (power > int64_t{1} << bits) ++bits;
-  return bits;
-}
-
 // Of rows of so many bytes, of which a K chunk has `chunk_bytes`.
 inline narrow::ScaleSource source_of(const void* from, int64_t row_bytes, int64_t chunk_bytes) {
   const int64_t all =
       static_cast<int64_t>(reinterpret_cast<uintptr_t>(from)) | row_bytes | chunk_bytes | 16;
   const int64_t part = all & -all;  // the largest power of two that divides them all
-  return {static_cast<const char*>(from), static_cast<int>(row_bytes / part), log2(part),
-          log2(chunk_bytes / part)};
+  return {static_cast<const char*>(from), static_cast<int>(row_bytes / part), log2_of(part),
+          log2_of(chunk_bytes / part)};
 }
 
 inline narrow::StoredScales scales_of(const Weight& w, int k_chunk) {
@@ -28,8 +22,8 @@ inline narrow::StoredScales scales_of(const Weight& w, int k_chunk) {
   stored.scales = source_of(s.data, groups * bytes, in_chunk * bytes);
   if (s.zeros != nullptr) stored.zeros = source_of(s.zeros, groups, in_chunk);
   if (s.offsets != nullptr) stored.zeros = source_of(s.offsets, groups * bytes, in_chunk * bytes);
-  stored.row_shift = log2(s.rows);
-  stored.group_bits = log2(in_chunk / narrow::kWarps);
+  stored.row_shift = log2_of(s.rows);
+  stored.group_bits = log2_of(in_chunk / narrow::kWarps);
   stored.has_all_groups = s.columns <= 32;
   stored.is_half = s.dtype == DType::kF16;
   return stored;

@@ -30,7 +30,8 @@ struct XPreparer {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) {
       squares[t][0] = squares[t][1] = 0.0f;
-      if constexpr (Load::kIsPacked) scales[t][0] = scales[t][1] = 0.0f;  // of no stage before
+      // The first stage of a pass adds zeros by them, and 0 * NaN would stay.
+      if constexpr (Load::kIsPacked) scales[t][0] = scales[t][1] = 0.0f;
     }
   }
 
@@ -40,7 +41,7 @@ struct XPreparer {
 #pragma unroll
     for (int h = 0; h < kVectors; ++h) {
       uint4 gain = make_uint4(0, 0, 0, 0);
-      if (kNormalizes && is_inside) gain = Load::load_gains(gains + h * 32 * 2);
+      if (kNormalizes && is_inside) gain = load_gains(gains + h * 32 * 2);
 #pragma unroll
       for (int t = 0; t < kTokenTiles; ++t) {
         if constexpr (kNormalizes) normalize(x.v[t][h], gain, squares[t]);

@@ -34,15 +34,15 @@ struct XWriter {
 
   __device__ void load(Block& x, int block, bool is_active) const {
     const Bf16* const from = p.x + static_cast<int64_t>(first_token + group) * p.x_stride +
-                             block * kColumns + thread * Load::kLaneColumns;
+                             block * kColumns + thread * narrow::kLaneColumns;
     const bool is_there = is_active && block * kColumns < p.k;
 #pragma unroll
-    for (int h = 0; h < Block::kVectors; ++h) x.v[0][h] = Load::load_x(is_there, from + h * 32);
+    for (int h = 0; h < Block::kVectors; ++h) x.v[0][h] = narrow::load_x(is_there, from + h * 32);
   }
 
   __device__ const unsigned char* gains(int block) const {
     return reinterpret_cast<const unsigned char*>(p.gain + block * kColumns +
-                                                  thread * Load::kLaneColumns);
+                                                  thread * narrow::kLaneColumns);
   }
 
   // An instruction's 16 columns are two vectors in a row: of the first word of each lane, and of

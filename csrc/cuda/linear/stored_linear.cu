@@ -8,7 +8,7 @@
 namespace photon::cuda {
 namespace {
 
-constexpr int kStoredTokens = 4;  // of a tile
+constexpr int kTileTokens = 4;
 
 struct StoredRows {
   Weight weight;
@@ -81,8 +81,8 @@ int launch_stored(const LinearParams& op, void* stream) {
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (vectors)
-      return launch_tiles<kEpilogue, kNorm, T, kStoredTokens, 1, true>(p, StoredRows{w}, stream);
-    return launch_tiles<kEpilogue, kNorm, T, kStoredTokens, 1, false>(p, StoredRows{w}, stream);
+      return launch_tiles<kEpilogue, kNorm, T, kTileTokens, 1, true>(p, StoredRows{w}, stream);
+    return launch_tiles<kEpilogue, kNorm, T, kTileTokens, 1, false>(p, StoredRows{w}, stream);
   });
 }
 

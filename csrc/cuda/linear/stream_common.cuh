@@ -1,7 +1,7 @@
-// What the kernels of the Hopper linears have in common (narrow_linear.cuh for up to 8 tokens,
-// mid_linear.cuh for up to 64): which part of the work a CTA does, the ring that brings its
-// weights, and how sums become outputs. More tokens have a kernel of their own, large_linear.cuh,
-// with the same order of sums.
+// What the kernels of the Hopper linears have in common (narrow_linear.cuh for up to 8 tokens, or
+// 16 of weights of fewer bits; mid_linear.cuh, and mid_stored.cuh of fewer bits, for up to 64):
+// which part of the work a CTA does, the ring that brings its weights, and how sums become outputs.
+// More tokens have a kernel of their own, large_linear.cuh, with the same order of sums.
 //
 // A CTA owns consecutive rows of the weight, in tiles of 16. It goes through the columns in K
 // chunks of 512. A K chunk has eight K blocks of 64 columns; each K block has a sum of its own,
