@@ -12,7 +12,8 @@ from photon_ext.weight_format import SCALE_BLOCK, WeightFormat
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix [n, k]: n outputs of k inputs each. Ops take one where they take a dense tensor.
+    """A matrix [n, k]: n outputs of k inputs each. Linears and `embedding_into` take one where they
+    take a dense tensor.
 
     A number is rounded to float32 once (where its scale is divided, that was before), and then
     multiplied: `photon_ext.dequantize` has it.

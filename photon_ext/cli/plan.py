@@ -40,6 +40,7 @@ def planned(arguments: argparse.Namespace) -> str:
         config = _config(arguments.plan)
         device, target = _target(arguments.device)
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
+    in_files = config.quantization
     config = _in_memory(config, arguments.quantize, target, dtype)
     plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
     fp8_kv = arguments.kv_dtype is not None
@@ -53,6 +54,7 @@ def planned(arguments: argparse.Namespace) -> str:
             {
                 **head,
                 "quantization": str(config.quantization) if config.quantization else None,
+                "quantization_of_files": str(in_files) if in_files else None,
                 "kv_dtype": arguments.kv_dtype,
                 "backend": backend,
                 "exact": arguments.exact,
@@ -62,6 +64,8 @@ def planned(arguments: argparse.Namespace) -> str:
         )
     exact = ", exact" if arguments.exact else ""
     stored = f", {config.quantization}" if config.quantization else ""
+    if in_files and not config.quantization:
+        stored = f", expanded from {in_files}"
     stored += f", keys and values in {arguments.kv_dtype}" if fp8_kv else ""
     lines = [f"{arguments.plan} in {dtype}{stored} on {device}: backend {backend}{exact}"]
     if unsupported and backend == "portable" and arguments.backend is None:

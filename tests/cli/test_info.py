@@ -153,6 +153,7 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "device": "h200",
         "dtype": "bfloat16",
         "quantization": None,
+        "quantization_of_files": "weights in q4_1, q8_0",
         "kv_dtype": None,
         "backend": "hopper",
         "exact": True,

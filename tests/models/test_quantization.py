@@ -218,7 +218,11 @@ SCALE, NAN = f"{DOWN}.weight_scale_inv", torch.tensor(torch.nan)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({SCALE: None}, f"1 of .* parameters are missing, first '{SCALE}'"),
+        ({SCALE: None}, f"1 of .* parameters are missing, first '{SCALE}'; config.json does not"),
+        (
+            {SCALE: None, f"{DOWN}.weight": torch.zeros(192, 320)},
+            f"missing, first '{SCALE}'; {DOWN}.weight is plain, .* among those that are left out",
+        ),
         ({SCALE: None, f"{DOWN}.weight_scale": torch.ones(2, 3)}, f"missing, first '{SCALE}'"),
         ({f"{DOWN}.other_scale": torch.ones(1)}, f"would be ignored, first '{DOWN}.other_scale'"),
         ({SCALE: torch.ones(3, 2)}, rf"{SCALE} has shape \[3, 2\].*asks for \[2, 3\]"),
@@ -357,7 +361,16 @@ def test_a_gpu_without_kernels_for_them_expands_weights_where_it_has_room(
 
 
 @pytest.mark.parametrize(
-    "pattern", ["([a-z._0-9]+)*X", "(a|a)*b", "((a)+b)+", "((a+))*", "a*b+c*d+e*f{2}"]
+    "pattern",
+    [
+        "([a-z._0-9]+)*X",
+        "(a|a)*b",
+        "((a)+b)+",
+        "((a+))*",
+        "a*b+c*d+e*f{2}",
+        ".?" * 26 + "!",
+        "(c|c|c|c)" * 12,
+    ],
 )
 def test_names_of_modules_that_may_take_hours_to_match_are_refused(pattern: str) -> None:
     config = awq(group_size=64, modules_to_not_convert=[pattern])
@@ -365,7 +378,9 @@ def test_names_of_modules_that_may_take_hours_to_match_are_refused(pattern: str)
         hf_config({**QWEN3, "quantization_config": config})
 
 
-@pytest.mark.parametrize("pattern", ["([0-3]|7)", r"[*+(|]{2}\(\*\*+", "(a+)?", "(ab)*(cd)+.*"])
+@pytest.mark.parametrize(
+    "pattern", ["([0-3]|7)", r"[*+(|]{2}\(\*\*+", "(a+)?", "(ab)*(cd)+.*", "(?:q|k|v|o)_p.*?"]
+)
 def test_patterns_that_are_matched_soon_are_taken(pattern: str) -> None:
     config = awq(group_size=64, modules_to_not_convert=[pattern])
     hf_config({**QWEN3, "quantization_config": config})

@@ -36,6 +36,7 @@ _ROWS_COMPARED = (
 )
 _WEIGHT_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
 # Some old checkpoints hold the rotary frequencies, which the config gives too.
+_PACKED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 _IGNORED = ("rotary_emb.inv_freq",)
 
 
@@ -135,14 +136,29 @@ class _Files:
         is_plain = is_bias and self._tensors[name].handle.get_slice(name).get_dtype() in PLAIN
         return is_plain and not bool(self.tensor(name).any())
 
+    def _why_missing(self, name: str) -> str:
+        module = name.rpartition(".")[0]
+        plain = self._tensors.get(f"{module}.weight")
+        if plain and plain.handle.get_slice(f"{module}.weight").get_dtype() in PLAIN:
+            return (
+                f"{module}.weight is plain, and quantization_config of config.json says otherwise: "
+                "name the module there among those that are left out"
+            )
+        packed = [one for one in self._tensors if one.endswith(_PACKED)]
+        if self._quantization is None and packed:
+            return (
+                f"{packed[0]!r} is of a quantized weight, and config.json has no "
+                "quantization_config: use a checkpoint whose config.json has it"
+            )
+        return "config.json does not belong to these weights, or shards are missing"
+
     def _check_names(self, config: ModelConfig, expected: set[str]) -> None:
         directory, found = self._directory, set(self._tensors)
         missing = sorted(expected - found)
         if missing:
             raise ModelError(
                 f"{directory}: {len(missing)} of {len(expected)} parameters are missing, first "
-                f"{missing[0]!r}; "
-                f"config.json does not belong to these weights, or shards are missing"
+                f"{missing[0]!r}; {self._why_missing(missing[0])}"
             )
         ignorable = {_HEAD} if config.tied_embeddings else set()
         ignored = _IGNORED if self._quantization is None else (*_IGNORED, *ACTIVATION_SCALES)

@@ -4,7 +4,9 @@ A number is (bits - zero) * scale. Files hold eight codes in an int32, the first
 
 - GPTQ: `qweight` [k / 8, n] of eight columns, `qzeros` [groups, n / 8] of eight outputs, less 1
   each, `scales` [groups, n] and `g_idx` [k], the group of each column. In its second version zero
-  points are stored as they are.
+  points are stored as they are. In the first GPTQModel subtracts from the int32 as a whole, so that
+  a zero point of 0 borrows from the next; files are read so. AutoGPTQ's kernels add 1 to each of
+  the eight by itself, which differs where one of them is 0.
   https://github.com/AutoGPTQ/AutoGPTQ/blob/main/auto_gptq/nn_modules/qlinear/qlinear_cuda_old.py
   https://github.com/ModelCloud/GPTQModel/blob/main/gptqmodel/utils/model.py
 - AWQ: `qweight` [k, n / 8] and `qzeros` [groups, n / 8] of eight outputs in the order 0, 2, 4, 6,

@@ -13,8 +13,10 @@ from photon_ext.models.loading.config_reader import ConfigReader
 
 HEAD = "lm_head"
 _MOST_REPEATS = 5  # of a pattern; time grows with the length of a name to this power
-# A character that is quoted, a class of characters, or what groups and repeats are made of
-_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|*+{]", re.DOTALL)
+_MOST_CHOICES = 1024  # the product of alternatives, of which what is optional has two
+# A character that is quoted, a class of characters, or what groups and repeats are made of; what
+# follows a parenthesis, and a repeat that takes as little as it can, are no option.
+_TOKENS = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\??|[*+?]\??|[)|{]", re.DOTALL)
 _READABLE = (
     'readable are plain weights, GGUF files, quant_method "fp8" with weight_block_size [128, 128], '
     '"gptq" (bits 4, desc_act false) and "awq" (bits 4, version "gemm") with a group_size of a '
@@ -62,10 +64,11 @@ def compressed_weights(config: ConfigReader, source: str) -> CompressedWeights:
         refuse(source, f"compressed-tensors without weights in {names[0]}")
     if group.items("targets") != ["Linear"]:
         refuse(source, f"compressed-tensors with targets {shown(group.items('targets'))}")
-    for key in ("sparsity_config", "transform_config"):
-        other = config.object(key)
-        if other is not None and other.get("format") != "dense":
-            refuse(source, f"compressed-tensors with {key}")
+    sparsity = config.object("sparsity_config")
+    if sparsity is not None and sparsity.get("format") != "dense":
+        refuse(source, "compressed-tensors with sparsity_config")
+    if config.object("transform_config") is not None:
+        refuse(source, "compressed-tensors with transform_config")
     cache = config.object("kv_cache_scheme")
     if cache is not None and (cache.get("type"), cache.get("num_bits")) != ("float", 8):
         refuse(source, "compressed-tensors with a kv_cache_scheme of another type than float8")
@@ -93,8 +96,9 @@ def expressions(patterns: Sequence[str], key: str, source: str) -> tuple[str, ..
         comes = f"{source}: quantization_config.{key} comes to {shown(pattern)}"
         if _may_take_long(pattern):
             raise ModelError(
-                f"{comes}, whose repeats within repeats, or more than {_MOST_REPEATS} of them, may "
-                "take hours to be matched; name the modules more plainly"
+                f"{comes}, whose repeats within repeats, more than {_MOST_REPEATS} of them, or "
+                f"more than {_MOST_CHOICES} choices, may take hours to be matched; name the "
+                "modules more plainly"
             )
         try:
             re.compile(pattern)
@@ -106,26 +110,33 @@ def expressions(patterns: Sequence[str], key: str, source: str) -> tuple[str, ..
 
 
 def _may_take_long(pattern: str) -> bool:
-    """Whether a group that is repeated has repeats or alternatives itself, or repeats are many. It
-    looks at no more than that: what it does not understand, re refuses.
+    """Whether a group that is repeated has repeats or alternatives itself, or repeats or choices
+    are many. It looks at no more than that: what it does not understand, re refuses.
     """
-    repeats, varies = [0], [False]  # of alternatives; whether an open group has either
+    repeats, choices = [0], [1]  # of alternatives of the whole
+    varies, branches = [False], [1]  # of open groups: whether they have either; their alternatives
     for match in _TOKENS.finditer(pattern):
         token = match.group()
-        if token == "(":
+        if token.startswith("("):
             varies.append(False)
+            branches.append(1)
         elif token == ")" and len(varies) > 1:
             inner = varies.pop()
             varies[-1] |= inner
+            choices[-1] *= branches.pop()
             if inner and pattern[match.end() :].startswith(("*", "+", "{")):
                 return True
         elif token == "|":
             varies[-1] = True
+            branches[-1] += 1
             if len(varies) == 1:
                 repeats.append(0)
-        elif token in ("*", "+", "{"):
+                choices.append(1)
+        elif token[0] == "?":
+            choices[-1], varies[-1] = choices[-1] * 2, True
+        elif token[0] in "*+{":
             repeats[-1], varies[-1] = repeats[-1] + 1, True
-    return max(repeats) > _MOST_REPEATS
+    return max(repeats) > _MOST_REPEATS or max(choices) > _MOST_CHOICES
 
 
 def refuse(source: str, what: str) -> NoReturn:
