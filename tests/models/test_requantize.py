@@ -240,7 +240,8 @@ def test_a_plan_of_a_file_is_of_its_weights_where_they_are_kept(
     assert out.startswith(f"{paths[source]} in bfloat16, {stored} on h200: backend ")
     plain = [run(capsys, *plan, *more)[1] for more in ((), ("--quantize", "none"))]
     assert plain[0] == plain[1]
-    assert plain[0].startswith(f"{paths[source]} in bfloat16 on h200: backend hopper")
+    line = f"{paths[source]} in bfloat16, expanded from {stored} on h200: backend hopper"
+    assert plain[0].startswith(line)
 
 
 @pytest.mark.parametrize("quantize", ["int4", "fp8"])
