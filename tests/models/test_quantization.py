@@ -246,6 +246,18 @@ def test_hazard_c6_scales_and_weights_that_do_not_belong_together_are_refused(
         load_model(damaged(checkpoint, tmp_path, changes))
 
 
+def test_packed_tensors_without_a_quantization_config_are_told_of(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    changes = {f"{DOWN}.weight": None, f"{DOWN}.qweight": torch.zeros(40, 192, dtype=torch.int32)}
+    path = damaged(checkpoint, tmp_path, changes) / "config.json"
+    values = json.loads(path.read_text())
+    del values["quantization_config"]
+    path.write_text(json.dumps(values))
+    with pytest.raises(ModelError, match=r"is of a quantized weight, and config\.json has no q"):
+        load_model(tmp_path)
+
+
 def stored_modules(config: dict[str, Any]) -> list[str]:
     """The modules of the second layer, and the head, that are stored in fp8."""
     found = hf_config({**QWEN3, "quantization_config": config})
