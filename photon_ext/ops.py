@@ -82,6 +82,7 @@ _NAMES = (
     "spatial_features_into",
     "choose_value_",
     "rope_append_kv_",
+    "chunk_plan_into",
     "paged_attention_into",
     "fused_attention_decode_into",
 )
@@ -114,6 +115,7 @@ _lora_link = _op["lora_link_"]
 _spatial_features = _op["spatial_features_into"]
 _choose_value = _op["choose_value_"]
 _rope_append_kv = _op["rope_append_kv_"]
+_chunk_plan = _op["chunk_plan_into"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
 
@@ -1105,6 +1107,40 @@ def rope_append_kv_(
     )
 
 
+def chunk_plan_into(
+    plan: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    page_table: Tensor | None,
+    workspace: Tensor,
+    counts: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+) -> None:
+    """How :func:`paged_attention_into` with `hopper` and a workspace deals the work of a step to
+    all SMs: once a step, for the attention of all its layers.
+
+    It is the same in each layer, because it follows from the lengths of the step's tokens, which
+    the device alone knows. Where that kernel does not run, nothing is written.
+
+    Args:
+        plan: int32 [words], contiguous, written; at least :func:`chunk_plan_words` of T tokens and
+            of as many CTAs as the workspace is for. What it holds is the kernels' own.
+        q: [T, q heads, head_dim]; of q, caches and workspace only shapes and strides count, and
+            must be those of the attention.
+        k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
+        v_cache: like k_cache.
+        decode_meta: int32 [T, 4].
+        page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`; it is not
+            read either.
+        workspace: float32 [words], as there.
+        counts: as in :func:`rope_append_kv_`: leading decode tokens are left out.
+        kv_scale: as in :func:`rope_append_kv_`; then nothing is written.
+    """
+    _chunk_plan(plan, q, k_cache, v_cache, decode_meta, page_table, workspace, counts, kv_scale)
+
+
 def paged_attention_into(
     out: Tensor,
     q: Tensor,
@@ -1119,6 +1155,7 @@ def paged_attention_into(
     workspace: Tensor | None = None,
     pdl: bool = False,
     kv_scale: Tensor | None = None,
+    plan: Tensor | None = None,
 ) -> None:
     """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
     softmax in float32.
@@ -1159,15 +1196,19 @@ def paged_attention_into(
             to 4,096 tokens, strides of tokens that are multiples of 64 elements, pages of whole
             tokens, heads within a page or a token. How a context is cut then depends on the whole
             step, and so do a token's bits. Everywhere else it changes nothing.
-        pdl: that kernel may start while those before it still run, and read decode_meta, counts and
-            the page table: as in :func:`norm_linear_into`, none of them may write these. Everywhere
+        pdl: that kernel may start while those before it still run, and read decode_meta, counts,
+            the page table and the plan: as in :func:`norm_linear_into`, none of them may write
+            these, but for :func:`chunk_plan_into`, which lets no kernel start early. Everywhere
             else it changes nothing.
         kv_scale: as in :func:`rope_append_kv_`; then `hopper` takes head_dim 64, 96 or 128, and a
             workspace changes nothing.
+        plan: int32 [words], what :func:`chunk_plan_into` has written for this decode_meta, these
+            counts and a workspace of this size: given where a workspace is. That of other numbers
+            of tokens, heads or CTAs is no use: then out of live tokens stays as it is.
     """
     _paged_attention(
         *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),
-        *(workspace, pdl, kv_scale),
+        *(workspace, pdl, kv_scale, plan),
     )
 
 
@@ -1295,6 +1336,20 @@ def chunk_workspace_words(head_dim: int, ctas: int) -> int:
             f"chunk_workspace_words: head_dim {head_dim}, ctas {ctas}; both must be at least 1"
         )
     return _C.chunk_workspace_words(head_dim, ctas)
+
+
+def chunk_plan_words(num_tokens: int, ctas: int) -> int:
+    """Words of a plan that :func:`chunk_plan_into` writes for steps of up to `num_tokens` tokens,
+    and a workspace of up to `ctas` CTAs (csrc/common/balanced_plan.h: what for).
+
+    ValueError: `num_tokens` is negative, or `ctas` below 1.
+    """
+    if num_tokens < 0 or ctas < 1:
+        raise ValueError(
+            f"chunk_plan_words: tokens {num_tokens}, ctas {ctas}; tokens must not be negative, and "
+            "ctas must be at least 1"
+        )
+    return _C.chunk_plan_words(num_tokens, ctas)
 
 
 def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int:

@@ -1185,6 +1185,20 @@ def paged_attention(
     return out
 
 
+def chunk_plan_into(
+    plan: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    page_table: Tensor | None,
+    workspace: Tensor,
+    counts: Tensor | None = None,
+    kv_scale: Tensor | None = None,
+) -> None:
+    """As :func:`photon_ext.ops.chunk_plan_into` where no kernel reads a plan: nothing."""
+
+
 def paged_attention_into(
     out: Tensor,
     q: Tensor,
@@ -1199,11 +1213,12 @@ def paged_attention_into(
     workspace: Tensor | None = None,
     pdl: bool = False,
     kv_scale: Tensor | None = None,
+    plan: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`,
-    but for the decode tokens that counts tell. `workspace` and `pdl` change nothing.
+    but for the decode tokens that counts tell. `workspace`, `pdl` and `plan` change nothing.
     """
-    del workspace, pdl
+    del workspace, pdl, plan
     own = slice(_decode_tokens(counts, 0), None)
     out[own] = paged_attention(
         q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper, kv_scale

@@ -29,6 +29,7 @@ from photon_ext.layout import NO_PAGE, SegmentFlag
 from photon_ext.models.rope import rope_tables
 
 DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "rope_append_kv_"
+PLAN = "chunk_plan_into"
 WAYS = ("portable", "hopper")
 BALANCED = "balanced"  # Hopper's with a workspace: dealt evenly to all SMs
 FP8 = "fp8"  # Hopper's of keys and values in fp8
@@ -61,7 +62,7 @@ def decode_groups(
 
 
 def chunk_groups(setting: Setting, chunks: list[int], contexts: list[int]) -> Iterator[list[Plan]]:
-    """Chunks of one row at the end of a context, a group per context."""
+    """Chunks of one row at the end of a context, a group per context; and plans of chunks."""
     for context in contexts:
         sizes = [
             setting._replace(context=context, chunk=chunk, way=way)
@@ -70,6 +71,8 @@ def chunk_groups(setting: Setting, chunks: list[int], contexts: list[int]) -> It
             if chunk <= context
         ]
         yield [Plan((CHUNK,), "chunk", at, _chunk, _memory(at)) for at in sizes]
+    plans = [setting._replace(context=chunk, chunk=chunk, way=BALANCED) for chunk in chunks]
+    yield [Plan((PLAN,), "plan", at, _plan, 2 * _memory(at)) for at in plans]
 
 
 def _kv_bytes(at: Setting) -> int:
@@ -171,6 +174,17 @@ def _workspace(at: Setting) -> torch.Tensor:
     return torch.zeros(words, dtype=torch.float32, device=at.device)
 
 
+def _balanced(
+    at: Setting, q: torch.Tensor, pages: Pages, meta: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Scratch memory, zeroed once, and the plan of a step, which is written once, not timed."""
+    words = ops.chunk_workspace_words(at.config.head_dim, MOST_CTAS)
+    workspace = torch.zeros(words, dtype=torch.float32, device=at.device)
+    plan = torch.zeros(ops.chunk_plan_words(len(q), MOST_CTAS), dtype=torch.int32, device=at.device)
+    ops.chunk_plan_into(plan, q, pages.k, pages.v, meta, pages.tables[0], workspace)
+    return {"workspace": workspace, "plan": plan}
+
+
 def _append(at: Setting) -> Case:
     """Rotation of queries, and keys and values into their pages; all of it stays in the cache."""
     heads, shape = _heads(at), (1 + at.batch, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
@@ -183,18 +197,32 @@ def _append(at: Setting) -> Case:
     return rotated_case(at, APPEND, [None] * APPEND_RUNS, lambda _: args, (0, 3, 4), nbytes)
 
 
+def _plan(at: Setting) -> Case:
+    """How a chunk is dealt out; it is right where attention by such a plan is."""
+    pages, (q, meta) = _pages(at), _chunk_tokens(at)
+    memory = _balanced(at, q, pages, meta)
+    plan, workspace = memory["plan"], memory["workspace"]
+    run = bind(PLAN, plan, q, pages.k, pages.v, meta, pages.tables[0], workspace)
+    return Case([run], meta.nbytes + plan.nbytes, _chunk(at).verify, None, cold=False)
+
+
+def _chunk_tokens(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries and decode_meta of a chunk of row 1."""
+    first = at.context - at.chunk
+    meta = at.ints([[7, first + i, first + i + 1, 1] for i in range(at.chunk)])
+    return at.normal(at.chunk, at.config.q_heads, at.config.head_dim), meta
+
+
 def _chunk(at: Setting) -> Case:
     pages, chunk, first = _pages(at), at.chunk, at.context - at.chunk
-    q = at.normal(chunk, at.config.q_heads, at.config.head_dim)
+    q, meta = _chunk_tokens(at)
     out, scale = at.unwritten(*q.shape), at.config.head_dim**-0.5
-    meta = at.ints([[7, first + i, first + i + 1, 1] for i in range(chunk)])
     segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
     given = (out, q, pages.k, pages.v, meta, segments)
     options: dict[str, Any] = {"way": "hopper" if at.way in (BALANCED, FP8) else at.way}
     options["kv_scale"] = pages.scale
     if at.way == BALANCED:
-        words = ops.chunk_workspace_words(at.config.head_dim, MOST_CTAS)
-        options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
+        options |= _balanced(at, q, pages, meta)
     runs = [bind(CHUNK, *given, table, scale, **options) for table in pages.tables]
 
     def verify() -> float:

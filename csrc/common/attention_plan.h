@@ -1,6 +1,7 @@
 // Which kernel attention runs on a GPU, and what limits each of them: said here alone, as
 // linear_plan.h does for linears. No CUDA.
 #pragma once
+#include "balanced_plan.h"
 #include "gpu.h"
 #include "kv.h"
 #include "kv_split.h"
@@ -38,7 +39,6 @@ constexpr const char* name_of(AttentionKernel kernel) {
 constexpr int64_t kWarpTokens = 97, kBatchWarpTokens = 33;
 constexpr int64_t kWarpHeadDim = 128, kWarpSharers = 4;  // query heads of a KV head, at most
 constexpr int64_t kChunkSharers = 64;
-constexpr int64_t kBalancedTokens = 4096;   // at most
 constexpr int64_t kCopyTokens = 16;         // positions of a page that one tensor copy brings
 constexpr int64_t kBalancedTileKeys = 128;  // positions of a KV tile
 constexpr int64_t kBalancedTileCost = 2;    // KV tiles that a query tile's begin and end count as
@@ -187,6 +187,7 @@ inline Unsupported balanced_attention_unsupported(const PagedAttentionParams& p,
   if (p.cache.scales != nullptr)
     return {"keys and values are fp8, which balanced attention does not read"};
   if (!is_vector_aligned(p.workspace)) return {"the workspace is not aligned to 16 bytes"};
+  if (!is_vector_aligned(p.plan)) return {"the plan is not aligned to 16 bytes"};
   if (p.head_dim != 64 && p.head_dim != 128) return {"head_dim is neither 64 nor 128", p.head_dim};
   if (p.cache.page_size % kCopyTokens != 0)
     return {"the page size is not a multiple of 16", p.cache.page_size};

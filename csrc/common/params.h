@@ -190,6 +190,7 @@ struct PagedAttentionParams {
   const int32_t* counts;    // [1] or null: tokens below the first count are left as they are
   float* workspace;  // [workspace_words] (chunk_workspace_words) or null, zeroed once by its owner:
                      // with `hopper`, balanced_attention where it fits
+  int32_t* plan;     // (chunk_plan_words) or null: there is one where there is a workspace
   KvCache cache;
   int64_t tokens, num_segments, q_heads, kv_heads, head_dim, workspace_words;
   int64_t q_stride, q_head_stride, out_stride, out_head_stride;

@@ -175,6 +175,9 @@ void rope_append_kv(const RopeAppendKvParams& p) {
                });
 }
 
+// Nothing here reads a plan.
+void chunk_plan(const PagedAttentionParams&) {}
+
 void paged_attention(const PagedAttentionParams& p) {
   for_groups(p, [&](int64_t token, int64_t kv_head) { attend_group(p, token, kv_head); });
 }

@@ -27,6 +27,7 @@ void dequantize(const DequantizeParams& p);
 void silu_mul(const SiluMulParams& p);
 
 void rope_append_kv(const RopeAppendKvParams& p);
+void chunk_plan(const PagedAttentionParams& p);
 void paged_attention(const PagedAttentionParams& p);
 void fused_attention_decode(const FusedAttentionDecodeParams& p);
 

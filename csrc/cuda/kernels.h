@@ -33,6 +33,7 @@ int dequantize(const DequantizeParams& p, void* stream);
 int silu_mul(const SiluMulParams& p, void* stream);
 
 int rope_append_kv(const RopeAppendKvParams& p, void* stream);
+int chunk_plan(const PagedAttentionParams& p, void* stream);
 int paged_attention(const PagedAttentionParams& p, void* stream);
 int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream);
 

@@ -1,4 +1,6 @@
-// rope_append_kv_, paged_attention_into, fused_attention_decode_into: all over KV memory in pages.
+// rope_append_kv_, chunk_plan_into, paged_attention_into, fused_attention_decode_into: all over KV
+// memory in pages.
+#include "common/balanced_plan.h"
 #include "common/balanced_workspace.h"
 #include "common/decode_meta.h"
 #include "common/kv_split.h"
@@ -208,11 +210,59 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
   PHOTON_DISPATCH(rope_append_kv, q, p);
 }
 
+// The workspace of balanced attention.
+void check_chunk_workspace(const Arg& workspace, const HeadShape& shape) {
+  workspace.float32()
+      .rank(1, "[words]")
+      .contiguous()
+      .at_least(0, chunk_workspace_words(shape.head_dim, 1), "chunk_workspace_words of one CTA");
+}
+
+// The plan of calls with this workspace.
+void check_plan(const Arg& plan, const Arg& workspace, const HeadShape& shape) {
+  const int64_t ctas = workspace_ctas(workspace.size(0), shape.head_dim);
+  plan.int32()
+      .rank(1, "[words]")
+      .contiguous()
+      .at_least(0, chunk_plan_words(shape.tokens, ctas),
+                "chunk_plan_words of the tokens, and of the CTAs that the workspace is for");
+}
+
+void chunk_plan(const Tensor& plan_, const Tensor& q_, const Tensor& k_cache, const Tensor& v_cache,
+                const Tensor& decode_meta_, const std::optional<Tensor>& page_table,
+                const Tensor& workspace_, const std::optional<Tensor>& counts_,
+                const std::optional<Tensor>& kv_scale) {
+  Args arg("chunk_plan_into");
+  const Arg q = arg("q", q_);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
+  const HeadShape shape = check_heads(q, cache.k);
+  const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
+  const Arg workspace = arg("workspace", workspace_), plan = arg("plan", plan_);
+  check_chunk_workspace(workspace, shape);
+  check_plan(plan, workspace, shape);
+  const OptionalArg counts = step_counts(arg, counts_);
+  plan.written({&q, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &workspace,
+                counts.get(), cache.scale.get()});
+
+  PagedAttentionParams p{};
+  p.decode_meta = decode_meta.data<int32_t>();
+  p.counts = counts.data<int32_t>();
+  p.workspace = workspace.data<float>();
+  p.workspace_words = workspace.size(0);
+  p.plan = plan.data<int32_t>();
+  p.cache = cache.params();
+  set_queries(p, q, shape);
+  p.scale = 1.0f;  // any that attention takes
+  p.hopper = true;
+  PHOTON_DISPATCH(chunk_plan, plan, p);
+}
+
 void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache,
                      const Tensor& v_cache, const Tensor& decode_meta_, const Tensor& segments_,
                      const std::optional<Tensor>& page_table, double scale, bool hopper,
                      const std::optional<Tensor>& counts_, const std::optional<Tensor>& workspace_,
-                     bool pdl, const std::optional<Tensor>& kv_scale) {
+                     bool pdl, const std::optional<Tensor>& kv_scale,
+                     const std::optional<Tensor>& plan_) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
@@ -221,19 +271,22 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   const Arg segments = segments_of(arg, segments_);
   const Arg out = output_of(arg, out_, q, shape);
   const OptionalArg counts = step_counts(arg, counts_);
-  const OptionalArg workspace = arg("workspace", workspace_);
+  const OptionalArg workspace = arg("workspace", workspace_), plan = arg("plan", plan_);
   if (workspace) {
-    workspace->float32()
-        .rank(1, "[words]")
-        .contiguous()
-        .at_least(0, chunk_workspace_words(shape.head_dim, 1), "chunk_workspace_words of one CTA");
+    check_chunk_workspace(*workspace.get(), shape);
+    if (!plan)
+      fail(arg.op(),
+           "plan is None, expected what chunk_plan_into has written, because workspace is "
+           "a tensor");
+    check_plan(*plan.get(), *workspace.get(), shape);
   }
   const Arg *table = cache.page_table.get(), *counts_arg = counts.get(),
-            *scale_arg = cache.scale.get();
-  out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg, scale_arg});
+            *scale_arg = cache.scale.get(), *plan_arg = plan.get();
+  out.written(
+      {&q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg, scale_arg, plan_arg});
   if (workspace) {
-    workspace->written(
-        {&out, &q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg, scale_arg});
+    workspace->written({&out, &q, &cache.k, &cache.v, &decode_meta, &segments, table, counts_arg,
+                        scale_arg, plan_arg});
   }
 
   PagedAttentionParams p{};
@@ -243,6 +296,7 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   p.counts = counts.data<int32_t>();
   p.workspace = workspace.data<float>();
   p.workspace_words = workspace ? workspace->size(0) : 0;
+  p.plan = plan.data<int32_t>();
   p.cache = cache.params();
   set_queries(p, q, shape);
   p.num_segments = segments.size(0);
@@ -330,6 +384,7 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
 
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("rope_append_kv_", TORCH_BOX(&rope_append_kv));
+  m.impl("chunk_plan_into", TORCH_BOX(&chunk_plan));
   m.impl("paged_attention_into", TORCH_BOX(&paged_attention));
   m.impl("fused_attention_decode_into", TORCH_BOX(&fused_attention_decode));
 }

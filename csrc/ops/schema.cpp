@@ -105,10 +105,14 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "Tensor? page_table, Tensor cos, Tensor sin, Tensor? q_norm=None, Tensor? k_norm=None, float "
       "eps=1e-6, Tensor? counts=None, Tensor(d!)? kv_scale=None) -> ()");
   m.def(
+      "chunk_plan_into(Tensor(a!) plan, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
+      "decode_meta, Tensor? page_table, Tensor workspace, Tensor? counts=None, Tensor? "
+      "kv_scale=None) -> ()");
+  m.def(
       "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
       "decode_meta, Tensor segments, "
       "Tensor? page_table, float scale, bool hopper=False, Tensor? counts=None, Tensor(b!)? "
-      "workspace=None, bool pdl=False, Tensor? kv_scale=None) -> ()");
+      "workspace=None, bool pdl=False, Tensor? kv_scale=None, Tensor? plan=None) -> ()");
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) "
       "k_cache, Tensor(c!) v_cache, "

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "common/attention_plan.h"
+#include "common/balanced_plan.h"
 #include "common/balanced_workspace.h"
 #include "common/block_layout.h"
 #include "common/linear_plan.h"
@@ -192,4 +193,5 @@ void bind_plans(py::module_& m) {
   m.def("attention_workspace_words", &attention_workspace_words, py::arg("tokens"),
         py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"));
   m.def("chunk_workspace_words", &chunk_workspace_words, py::arg("head_dim"), py::arg("ctas"));
+  m.def("chunk_plan_words", &chunk_plan_words, py::arg("tokens"), py::arg("ctas"));
 }

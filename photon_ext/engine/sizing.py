@@ -183,7 +183,7 @@ class SizedModel(NamedTuple):
         words = workspace_words(config, plan, tokens, segments, lora)
         fp8_kv = options.kv_dtype is not None
         of_attention = attention_words(
-            config, plan, segments, options.page_size, dtype, self.device, fp8_kv
+            config, plan, tokens, segments, options.page_size, dtype, self.device, fp8_kv
         )
         total = activation_bytes(config, tokens, segments, dtype) + dtype.itemsize * places
         total += 4 * (sum(words) + sum(of_attention))

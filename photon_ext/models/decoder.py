@@ -119,7 +119,14 @@ class Decoder:
         self._kv = allocate_kv_pool(config, num_pages, page_size, dtype, device, kv_dtype)
         attentions = [block.attention for block in blocks]
         self._attention = PagedAttention(
-            config, attentions, self._kv, dtype, max_len, max_segments, self.plan
+            config,
+            attentions,
+            self._kv,
+            dtype,
+            max_len,
+            max_step_tokens,
+            max_segments,
+            self.plan,
         )
         self._arena = allocate_activations(config, max_step_tokens, max_segments, dtype, device)
         words = workspace_words(config, self.plan, max_step_tokens, max_segments, lora is not None)
@@ -162,6 +169,7 @@ class Decoder:
                 "max_step_tokens or max_segments"
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
+        self._attention.begin(step, buffers)
         table = self.weights.embedding
         ops.embedding_into(buffers.residual, step.decode_meta, table, self.embeds)
         if StepFeatures.SPATIAL in step.features and self._region is not None:

@@ -24,6 +24,7 @@ ATTENTIONS = (
     "attention",
     "batch_attention",
     "balanced_attention",
+    "chunk_plan",
     "mixed_attention",
     "split_attention",
 )

@@ -94,6 +94,8 @@ def expected(entries: list[Entry], step: str, tokens: dict[str, int]) -> set[str
             kernels.add(entry.kernel)
     if "sum_norm" in kernels:
         kernels.add("rms_norm")  # in front of the first layer
+    if "balanced_attention" in kernels:
+        kernels.add("balanced_plan")  # at the head of the step
     return kernels - NOT_LAUNCHED
 
 

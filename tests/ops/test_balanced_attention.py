@@ -21,7 +21,7 @@ from tests.ops import test_chunk_attention as chunk_attention
 from tests.ops.caches import Cache, heads_first, rotary_tables, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned
 from tests.ops.test_attention import qkv
-from tests.ops.test_chunk_attention import Span, filled_rows, queries, set_sms
+from tests.ops.test_chunk_attention import Span, filled_rows, make_plan, queries, set_sms
 
 BF16 = torch.bfloat16
 KV_TILE = 128  # positions
@@ -109,9 +109,9 @@ def test_decode_tokens_are_left_as_they_are(device: str) -> None:
     out = poisoned(*q.shape, dtype=BF16, device=device)
     before = out.clone()
     arguments = out, q, cache.k, cache.v, meta, segments[2:], table, 128**-0.5
-    ops.paged_attention_into(
-        *arguments, hopper=True, counts=ints([2, 72, 3], device), workspace=workspace
-    )
+    counts = ints([2, 72, 3], device)
+    memory = {"workspace": workspace, "plan": make_plan(q, cache, meta, workspace, counts)}
+    ops.paged_attention_into(*arguments, hopper=True, counts=counts, **memory)
     assert_same_bits(out[:2], before[:2])
     assert_same_bits(out[2:], alone)
 
@@ -126,11 +126,12 @@ def test_behind_a_rotation_it_may_start_early(device: str) -> None:
         cache, own = filled_rows(spans, 2, 64, device), q.clone()
         workspace, out = make_workspace(64, device), poisoned(*q.shape, dtype=BF16, device=device)
         pages = cache.k, cache.v
+        memory = {"workspace": workspace, "plan": make_plan(own, cache, meta, workspace)}
         ops.rope_append_kv_(
             own, k, v, *pages, meta, cache.page_table, *rotary_tables(512, 64, device)
         )
         step = meta, segments, cache.page_table, 64**-0.5
-        ops.paged_attention_into(out, own, *pages, *step, hopper=True, workspace=workspace, pdl=pdl)
+        ops.paged_attention_into(out, own, *pages, *step, hopper=True, pdl=pdl, **memory)
         outs.append(out)
     for out in outs[1:]:
         assert_same_bits(out, outs[0])

@@ -85,6 +85,17 @@ def spoil(cache: Cache, row: int, position: int, bad: float, column: int | None 
         cache.v[page, token, :, column] = bad
 
 
+def make_plan(
+    q: Tensor, cache: Cache, meta: Tensor, workspace: Tensor, counts: Tensor | None = None
+) -> Tensor:
+    """How attention with this workspace deals out a step."""
+    ctas = max(len(workspace) // ops.chunk_workspace_words(q.shape[2], 1), 1)
+    plan = poisoned(ops.chunk_plan_words(len(q), ctas), dtype=torch.int32, device=str(q.device))
+    step = meta, cache.page_table, workspace, counts
+    ops.chunk_plan_into(plan, q, cache.k, cache.v, *step, **cache.scaled())
+    return plan
+
+
 def attend(
     q: Tensor,
     cache: Cache,
@@ -96,8 +107,10 @@ def attend(
 ) -> Tensor:
     out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
     arguments = out, q, cache.k, cache.v, meta, segments, cache.page_table
+    plan = None if workspace is None else make_plan(q, cache, meta, workspace)
+    memory = {"workspace": workspace, "plan": plan}
     scale = scale or q.shape[2] ** -0.5
-    ops.paged_attention_into(*arguments, scale, hopper, workspace=workspace, **cache.scaled())
+    ops.paged_attention_into(*arguments, scale, hopper, **memory, **cache.scaled())
     return out
 
 

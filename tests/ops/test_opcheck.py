@@ -269,9 +269,23 @@ def rope_append_kv(device: str, size: int) -> Arguments:
     )
 
 
+def chunk_plan(device: str, size: int) -> Arguments:
+    parts = attention_parts(device, size)
+    cache, workspace, plan = parts["cache"], *chunk_memory(device, size)
+    step = parts["meta"], cache.page_table, workspace
+    return plan, parts["qkv"][0], cache.k, cache.v, *step, ints([size // 2, size, size], device)
+
+
+def chunk_memory(device: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Workspace and plan of one CTA."""
+    workspace = torch.zeros(ops.chunk_workspace_words(8, 1), device=device)
+    return workspace, ints([0] * ops.chunk_plan_words(size, 1), device)
+
+
 def paged_attention(device: str, size: int) -> Arguments:
     parts = attention_parts(device, size)
     cache, q = parts["cache"], parts["qkv"][0]
+    workspace, plan = chunk_memory(device, size)
     return (
         torch.zeros_like(q),
         q,
@@ -283,7 +297,10 @@ def paged_attention(device: str, size: int) -> Arguments:
         0.3,
         False,
         ints([size // 2, size, size], device),
-        torch.zeros(ops.chunk_workspace_words(8, 1), device=device),
+        workspace,
+        False,
+        None,
+        plan,
     )
 
 
@@ -331,6 +348,7 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "spatial_features_into": spatial_features,
     "choose_value_": choose_value,
     "rope_append_kv_": rope_append_kv,
+    "chunk_plan_into": chunk_plan,
     "paged_attention_into": paged_attention,
     "fused_attention_decode_into": fused_attention_decode,
 }

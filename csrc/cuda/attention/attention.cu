@@ -24,6 +24,12 @@ int portable_attention(const Params& p, void* stream) {
 
 }  // namespace
 
+int chunk_plan(const PagedAttentionParams& p, void* stream) {
+  if (p.tokens == 0 || p.q_heads == 0) return 0;
+  const bool is_read = plan_attention(p, current_gpu()).kernel == AttentionKernel::kBalanced;
+  return is_read ? balanced_plan(p, stream) : 0;
+}
+
 int paged_attention(const PagedAttentionParams& p, void* stream) {
   if (p.tokens == 0 || p.q_heads == 0) return 0;
   const KernelChoice<AttentionKernel> choice = plan_attention(p, current_gpu());

@@ -1,15 +1,13 @@
 // Attention of chunks of tokens over their paged context, for steps whose bits may depend on what
-// else is in them. A CTA stays for the whole launch: its
-// range is an equal part of the step's work (balanced_ranges.cuh), and it computes one partial tile
-// after the other. One warpgroup copies queries, keys and values (balanced_tile.cuh),
-// two multiply (balanced_softmax.cuh), and what several CTAs have of one context is added up at the
-// end (balanced_reduction.cuh).
+// else is in them. A CTA stays for the whole launch: its range is an equal part of the step's work
+// (balanced_ranges.cuh), and it computes one partial tile after the other. One warpgroup copies
+// queries, keys and values (balanced_tile.cuh), two multiply (balanced_softmax.cuh), and what
+// several CTAs have of one context is added up at the end (balanced_reduction.cuh).
 //
-// With pdl, a CTA finds its range, and the first pages of it, before wait_for_earlier(): of
-// decode_meta, counts and the page table, by plain loads (see split_attention.cu).
+// With pdl, a CTA reads its part of the step's plan, and looks up its first pages, before
+// wait_for_earlier(): by plain loads of the plan, decode_meta, counts and the page table (see
+// split_kernel.cuh).
 #include "cuda/attention/balanced_attention.h"
-
-#include <algorithm>
 
 #include "common/attention_plan.h"
 #include "cuda/attention/balanced_reduction.cuh"
@@ -52,6 +50,14 @@ __device__ void clear_dead_tokens(const PagedAttentionParams& p, const StepToken
   }
 }
 
+// What this CTA does: nothing, by the plan of another call.
+__device__ CtaPlan read_plan(const StepPlan& plan, const PlanSizes& sizes) {
+  const PlanSizes made_for = *plan.sizes;
+  CtaPlan own = plan.ctas[blockIdx.x];
+  if (!made_for.are(sizes)) own = {};
+  return own;
+}
+
 template <typename Plan>
 __global__ void __launch_bounds__(Plan::kThreads, 1)
     balanced_attention_kernel(const __grid_constant__ PagedAttentionParams p,
@@ -64,32 +70,34 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
       prefetch_row_tile_map(tensors.v_map);
     }
     const StepTokens tokens(p);
-    list_query_tiles<Plan::kThreads>(tokens, shared.query_tiles);
-    const CtaRange range(shared.query_tiles, static_cast<int>(p.kv_heads),
-                         static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+    const PlanSizes sizes = plan_sizes(p, static_cast<int>(gridDim.x));
+    const StepPlan plan(p.plan, sizes);
+    const CtaPlan own = read_plan(plan, sizes);
+    const CtaRange range({plan.tiles, plan.before, sizes.kv_heads}, own.rest);
+    __syncthreads();  // the barriers are there
     if (threadIdx.x < kWarpgroupThreads) {
       shrink_registers<72>();
-      produce(p, tensors, tokens, range, shared);
+      produce(p, tensors, own.first, range, tokens.sharers, shared);
       clear_dead_tokens<Plan>(p, tokens);
     } else {
       grow_registers<216>();
-      consume(p, tokens, range, shared);
+      consume(p, tokens, own.first, range, shared);
     }
   }
 }
 
 template <typename Plan>
 int launch_balanced(const PagedAttentionParams& p, void* stream) {
-  const int64_t ctas = std::min<int64_t>(sms(), p.workspace_words / Workspace<Plan>::kWords);
-  LaunchShape shape{ctas, Plan::kThreads, sizeof(BalancedShared<Plan>)};
+  LaunchShape shape{balanced_ctas(sms(), p.workspace_words, p.head_dim), Plan::kThreads,
+                    sizeof(BalancedShared<Plan>)};
   shape.pdl = p.pdl;
   TileTensors tensors(p.cache);
   if (const int error = tensors.make_maps(p.cache, 1)) return error;
   return launch(balanced_attention_kernel<Plan>, shape, stream, p, tensors);
 }
 
-static_assert(kBalancedTokens == kMaxQueryTiles && kBalancedTileKeys == kTileKeys &&
-              kBalancedTileCost == kPartialCost && kCopyTokens == kRunTokens);
+static_assert(kBalancedTileKeys == kTileKeys && kBalancedTileCost == kPartialCost &&
+              kCopyTokens == kRunTokens);
 
 }  // namespace
 

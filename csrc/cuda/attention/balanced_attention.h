@@ -8,4 +8,7 @@ namespace photon::cuda {
 // them: a token's bits are the same in steps that are alike, and in no others.
 int balanced_attention(const PagedAttentionParams& p, void* stream);
 
+// Writes the plan that it reads, of these params but for the queries, keys and values of a layer.
+int balanced_plan(const PagedAttentionParams& p, void* stream);
+
 }  // namespace photon::cuda

@@ -1,74 +1,29 @@
 // The query tiles of a step of balanced_attention: which of its tokens go together, and how much
-// work each is.
+// work each is. balanced_plan_kernel finds them, by one CTA.
 //
-// An query tile is some consecutive tokens of one row, as many as a tile has rows for at most. Its
+// A query tile is some consecutive tokens of one row, as many as a tile has rows for at most. Its
 // work is as many KV tiles, tiles of kTileKeys positions, as its longest context has, for each KV
 // head; to begin with it and to end takes as long as kPartialCost KV tiles, which stand before
 // them.
 #pragma once
-#include <cstdint>
-
-#include "common/balanced_workspace.h"
-#include "common/kv.h"
-#include "common/params.h"
-#include "cuda/launch.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/attention/balanced_tokens.cuh"
 
 namespace photon::cuda {
 
-constexpr int kTileKeys = 128;
-constexpr int kTileRows = kBalancedRows;
-constexpr int kMaxQueryTiles = 4096;
-constexpr int kPartialCost = 2;
-constexpr int32_t kNoRow = -1;
-
-__device__ inline int32_t warp_least(int32_t v) { return __reduce_min_sync(kFullWarp, v); }
-__device__ inline int32_t warp_most(int32_t v) { return __reduce_max_sync(kFullWarp, v); }
-
-// A token's row, or kNoRow where it is dead, and the length of its context.
-struct Context {
-  int32_t row, length;
-};
-
-// The tokens of a step that are this op's: [first, end). A tile has `of_tile` of them at most.
-struct StepTokens {
-  const int32_t* meta;
-  int32_t rows, capacity;  // of the tables, and of a row
-  int first, end;
-  int sharers, of_tile;  // query heads of a KV head; tokens
-
-  __device__ explicit StepTokens(const PagedAttentionParams& p)
-      : meta(p.decode_meta),
-        rows(
-            static_cast<int32_t>(p.cache.page_table != nullptr ? p.cache.rows : p.cache.num_pages)),
-        capacity(static_cast<int32_t>(row_capacity(p.cache))),
-        first(p.counts != nullptr
-                  ? min(max(p.counts[kCountDecodeTokens], 0), static_cast<int>(p.tokens))
-                  : 0),
-        end(static_cast<int>(p.tokens)),
-        sharers(static_cast<int>(p.q_heads) / static_cast<int>(p.kv_heads)),
-        of_tile(kTileRows / sharers) {}
-
-  __device__ bool starts_tile(int token) const { return (token - first) % of_tile == 0; }
-
-  // As kv_len() has it, without a branch, so that many loads follow each other closely.
-  __device__ Context context(int token) const {
-    const Token loaded = load_token(meta, token);
-    const bool alive =
-        loaded.length > 0 && static_cast<uint32_t>(loaded.row) < static_cast<uint32_t>(rows);
-    return {alive ? loaded.row : kNoRow, alive ? min(loaded.length, capacity) : 0};
-  }
-};
+constexpr int kMaxQueryTiles = static_cast<int>(kBalancedTokens);
 
 struct QueryTiles {
-  static constexpr int kOneToken = 1 << 16;
-
-  int32_t tokens[kMaxQueryTiles];      // the first, and how many: kOneToken for each
+  QueryTile tiles[kMaxQueryTiles];
   int32_t before[kMaxQueryTiles + 1];  // KV tiles of the query tiles before, of one KV head
   int32_t count;
   int32_t starts[kMaxQueryTiles /
                  kWarpSize];  // query tiles that begin in each 32 tokens; then before them
   int32_t warp_sums[kWarpSize];
+
+  // Of a query tile whose lengths are known.
+  __device__ int kv_tiles(int query_tile) const {
+    return (tiles[query_tile].lengths.most + kTileKeys - 1) / kTileKeys + kPartialCost;
+  }
 };
 
 // 32 tokens of a step, one of each lane of a warp, and the query tiles that they belong to.
@@ -102,23 +57,26 @@ struct TokenGroup {
     int query_tile;  // of those that begin in the group; -1: the one that goes on from the group
                      // before
     int first_token, tokens;
-    int32_t length;  // the longest context
+    Lengths lengths;
   };
 
   __device__ Piece piece(int number) const {
     const int lane = threadIdx.x % kWarpSize;
     const unsigned upto = 0xffffffffu >> (kWarpSize - 1 - lane), begun = starts & upto;
     const int first = begun != 0 ? kWarpSize - 1 - __clz(begun) : 0;
-    int32_t length = own.length;
+    Lengths lengths = {own.row, own.length, own.length};
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const int32_t other = __shfl_up_sync(kFullWarp, length, offset);
-      if (lane - offset >= first) length = max(length, other);
+      const int32_t least = __shfl_up_sync(kFullWarp, lengths.least, offset),
+                    most = __shfl_up_sync(kFullWarp, lengths.most, offset);
+      if (lane - offset < first) continue;
+      lengths.least = min(lengths.least, least);
+      lengths.most = max(lengths.most, most);
     }
     const bool is_last = lane == kWarpSize - 1 || ((starts | ~alive) >> (lane + 1) & 1) != 0;
     const bool is_piece = is_last && (alive >> lane & 1) != 0;
     return {__popc(begun) - 1, token_of(number) - lane + first, is_piece ? lane - first + 1 : 0,
-            length};
+            lengths};
   }
 
  private:
@@ -149,9 +107,9 @@ __device__ SumsBefore sum_before(int value, int32_t* warp_sums) {
   return sums;
 }
 
-// Notes the step's query tiles, with the KV tiles of each in `before`, and returns how many there
-// are. A warp has kMostEach groups of tokens at most; code for groups that are not there is jumped
-// over at once, because it would come from L2. All threads of the CTA must call it.
+// Notes the step's query tiles, and returns how many there are. A warp has kMostEach groups of
+// tokens at most; code for groups that are not there is jumped over at once, because it would come
+// from L2. All threads of the CTA must call it.
 template <int kThreads, int kMostEach>
 __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
   constexpr int kWarps = kThreads / kWarpSize;
@@ -175,7 +133,7 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
   const SumsBefore found = sum_before<kThreads>(begun, query_tiles.warp_sums);
   if (thread < groups) query_tiles.starts[thread] = found.before;
   __syncthreads();
-  // An query tile that began in an earlier group is added to once that has noted it.
+  // A query tile that began in an earlier group is added to once that has noted it.
   for (const bool goes_on : {false, true}) {
 #pragma unroll
     for (int i = 0; i < kMostEach; ++i) {
@@ -183,14 +141,13 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
       if (number >= groups) break;
       const TokenGroup::Piece piece = own[i].piece(number);
       if (piece.tokens == 0 || goes_on != (piece.query_tile < 0)) continue;
-      const int query_tile = query_tiles.starts[number] + piece.query_tile,
-                kv_tiles = (piece.length + kTileKeys - 1) / kTileKeys + kPartialCost;
+      QueryTile& tile = query_tiles.tiles[query_tiles.starts[number] + piece.query_tile];
       if (goes_on) {
-        atomicAdd(&query_tiles.tokens[query_tile], QueryTiles::kOneToken * piece.tokens);
-        atomicMax(&query_tiles.before[query_tile], kv_tiles);
+        atomicAdd(&tile.tokens, QueryTile::kOneToken * piece.tokens);
+        atomicMin(&tile.lengths.least, piece.lengths.least);
+        atomicMax(&tile.lengths.most, piece.lengths.most);
       } else {
-        query_tiles.tokens[query_tile] = QueryTiles::kOneToken * piece.tokens + piece.first_token;
-        query_tiles.before[query_tile] = kv_tiles;
+        tile = {QueryTile::kOneToken * piece.tokens + piece.first_token, piece.lengths};
       }
     }
     __syncthreads();
@@ -209,13 +166,12 @@ __device__ void list_query_tiles(const StepTokens& tokens, QueryTiles& query_til
             begin = min(static_cast<int>(threadIdx.x) * each, count),
             end = min(begin + each, count);
   int kv_tiles = 0;
-  for (int i = begin; i < end; ++i) kv_tiles += query_tiles.before[i];
+  for (int i = begin; i < end; ++i) kv_tiles += query_tiles.kv_tiles(i);
   const SumsBefore counted = sum_before<kThreads>(kv_tiles, query_tiles.warp_sums);
   int before = counted.before;
   for (int i = begin; i < end; ++i) {
-    const int own = query_tiles.before[i];
     query_tiles.before[i] = before;
-    before += own;
+    before += query_tiles.kv_tiles(i);
   }
   if (threadIdx.x == 0) {
     query_tiles.count = count;

@@ -147,13 +147,13 @@ __device__ void store_rows(const PagedAttentionParams& p, const PartialTile& par
   }
 }
 
-// The consumers: two warpgroups, each with half of the rows of every partial tile of the range.
+// The consumers: two warpgroups, each with half of the rows of every partial tile of the range,
+// `partial` and those behind it.
 template <typename Plan>
-__device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens, CtaRange range,
-                        BalancedShared<Plan>& shared) {
+__device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
+                        PartialTile partial, CtaRange range, BalancedShared<Plan>& shared) {
   wait_for_earlier();
-  PartialTile partial;
-  for (int number = 0, index = 0; range.next(partial); ++number) {
+  for (int number = 0, index = 0; partial.is_there(); range.next(partial), ++number) {
     const RowLengths lengths(tokens, partial);
     Bf16* const queries = shared.queries[number % 2];
     BalancedSoftmax<Plan> state;

@@ -54,7 +54,6 @@ struct BalancedShared {
                                             // value was not finite, and so was hidden; INT_MAX:
                                             // none. Of all dims, at the end
   int32_t is_last[kConsumers];
-  QueryTiles query_tiles;
 };
 
 // A place in the ring of tiles of keys or of values, or of queries: the index of the tile, and the
@@ -200,43 +199,24 @@ __device__ void hide_values(Bf16* values, int32_t first_position, const Lengths&
   }
 }
 
-// What the producer knows of a partial tile before it copies.
-struct NextPartial {
-  bool is_there;
-  PartialTile partial;
-  Lengths lengths;
-  KeyRuns runs;  // of the first tile
-};
-
-__device__ inline NextPartial prepare_partial(const PagedAttentionParams& p,
-                                              const StepTokens& tokens, CtaRange& range) {
-  NextPartial next;
-  next.is_there = range.next(next.partial);
-  if (!next.is_there) return next;
-  next.lengths = load_lengths(tokens, next.partial);
-  next.runs = look_up(p.cache, next.lengths, next.partial.begin * kTileKeys);
-  return next;
-}
-
-// The producer: one warpgroup, which copies what the range's partial tiles need. What it has to
-// know of a partial tile it finds out while it copies the one before; of the first, while the
-// kernels before still run.
+// The producer: one warpgroup, which copies what the range's partial tiles need, `next` and those
+// behind it. What it has to know of a partial tile it finds out while it copies the one before; of
+// the first, while the kernels before still run.
 template <typename Plan>
-__device__ void produce(const PagedAttentionParams& p, const TileTensors& tensors,
-                        const StepTokens& tokens, CtaRange range, BalancedShared<Plan>& shared) {
-  NextPartial next = prepare_partial(p, tokens, range);
+__device__ void produce(const PagedAttentionParams& p, const TileTensors& tensors, PartialTile next,
+                        CtaRange range, int sharers, BalancedShared<Plan>& shared) {
+  KeyRuns runs = look_up(p.cache, next.lengths, next.begin * kTileKeys);
   wait_for_earlier();
   fence_async_global();
-  for (int number = 0, index = 0, looked_into = 0; next.is_there; ++number) {
-    const PartialTile partial = next.partial;
-    const Lengths lengths = next.lengths;
-    KeyRuns runs = next.runs;
+  for (int number = 0, index = 0, looked_into = 0; next.is_there(); ++number) {
+    const PartialTile partial = next;
+    const Lengths lengths = partial.lengths;
     int32_t* const poisoned = shared.poisoned[number % 2];
     wait_barrier(&shared.queries_read[number % 2], parity_of(number) ^ 1);
     for (int d = threadIdx.x % kWarpgroupThreads; d <= Plan::kHeadDim; d += kWarpgroupThreads)
       poisoned[d] = INT_MAX;
     sync_threads(kProducerBarrier, kWarpgroupThreads);
-    copy_queries<Plan>(p, partial, tokens.sharers, shared.queries[number % 2]);
+    copy_queries<Plan>(p, partial, sharers, shared.queries[number % 2]);
     arrive_when_copied(&shared.has_queries[number % 2]);
     for (int kv_tile = partial.begin; kv_tile < partial.end; ++kv_tile, ++index) {
       const int stage = stage_of(index);
@@ -248,7 +228,8 @@ __device__ void produce(const PagedAttentionParams& p, const TileTensors& tensor
       if (kv_tile + 1 < partial.end) {
         runs = look_up(p.cache, lengths, first_position + kTileKeys);
       } else {
-        next = prepare_partial(p, tokens, range);
+        range.next(next);
+        runs = look_up(p.cache, next.lengths, next.begin * kTileKeys);
       }
       wait_barrier(&shared.values_read[stage], parity_of(index) ^ 1);
       const bool ends = first_position + kTileKeys > lengths.least;

@@ -12,15 +12,16 @@
 // (split_ring.cuh). With few tokens and short contexts these are all positions that it reads.
 //
 // Why plain loads of decode_meta and the page table are right before the wait. They are written by
-// kernels that do not let the next one start (begin_step, decode_meta_set), or by the caller's own,
-// which do not either. So no kernel begins before they are complete, and every kernel of the chain
-// begins after that one has ended. A line of them in an SM's L1 was therefore brought there when
-// they were complete, or by a kernel before that one, whose lines are dropped when a kernel begins
-// on an idle device. Nobody writes them while the chain runs, so that the compiler may keep what it
-// has read across the wait. Scales of old positions in fp8, which come through L1, are there from
-// the steps before; what a step writes beside them nobody reads before the next one's decode_meta
-// is written. tests/emulator finds a kernel that breaks this rule: one that reads,
-// before it waits, what a kernel that may still run writes.
+// kernels that do not let the next one start (begin_step, decode_meta_set, and balanced_plan, whose
+// plan balanced attention reads so), or by the caller's own, which do not either. So no kernel
+// begins before they are complete, and every kernel of the chain begins after that one has ended. A
+// line of them in an SM's L1 was therefore brought there when they were complete, or by a kernel
+// before that one, whose lines are dropped when a kernel begins on an idle device. Nobody writes
+// them while the chain runs, so that the compiler may keep what it has read across the wait. Scales
+// of old positions in fp8, which come through L1, are there from the steps before; what a step
+// writes beside them nobody reads before the next one's decode_meta is written. tests/emulator
+// finds a kernel that breaks this rule: one that reads, before it waits, what a kernel that may
+// still run writes.
 #pragma once
 #include "common/attention_plan.h"
 #include "cuda/attention/new_vectors.cuh"

@@ -94,31 +94,37 @@ def empty_attention(
 
 
 class AttentionWords(NamedTuple):
-    """float32 numbers of the workspaces: of decode tokens, and of chunks dealt evenly."""
+    """Words of the workspaces (float32), of decode tokens and of chunks dealt evenly, and of the
+    plan by which a step deals these (int32).
+    """
 
     decode: int
     chunks: int
+    chunk_plan: int
 
 
 def attention_words(
     config: ModelConfig,
     plan: KernelPlan,
+    max_step_tokens: int,
     max_segments: int,
     page_size: int,
     dtype: torch.dtype,
     device: torch.device,
     fp8_kv: bool,
 ) -> AttentionWords:
-    """What the plan's kernels need in steps of up to `segments` segments."""
-    decode = chunks = 0
+    """What the plan's kernels need in steps of up to so many tokens and segments."""
+    decode = chunks = chunk_plan = 0
     if plan.hopper:
         heads = config.q_heads, config.kv_heads, config.head_dim
         decode = ops.attention_workspace_words(max_segments, *heads)
     if plan.balanced_attention:
         target, name = target_of(device), dtype_name(dtype)
         if balanced_attention_unsupported(config, target, name, page_size, fp8_kv) is None:
-            chunks = ops.chunk_workspace_words(config.head_dim, most_ctas(device))
-    return AttentionWords(decode, chunks)
+            ctas = most_ctas(device)
+            chunks = ops.chunk_workspace_words(config.head_dim, ctas)
+            chunk_plan = ops.chunk_plan_words(max_step_tokens, ctas)
+    return AttentionWords(decode, chunks, chunk_plan)
 
 
 class PagedAttention:
@@ -135,10 +141,13 @@ class PagedAttention:
         kv: KvPool,
         dtype: torch.dtype,
         max_len: int,
+        max_step_tokens: int,
         max_segments: int,
         plan: KernelPlan,
     ) -> None:
-        """`dtype`: of the model; `max_len`: positions; `max_segments`: of a step."""
+        """`dtype`: of the model; `max_len`: positions; `max_step_tokens`, `max_segments`: of a
+        step.
+        """
         _, page_size, _, _ = kv.keys[0].shape
         device, fp8_kv = kv.keys[0].device, kv.scales[0] is not None
         hopper = plan.hopper
@@ -148,13 +157,32 @@ class PagedAttention:
             for rotates in {layer.rotates for layer in layers}
         }
         self._side = torch.cuda.Stream(device) if hopper and device.type == "cuda" else None
-        words = attention_words(config, plan, max_segments, page_size, dtype, device, fp8_kv)
-        self._workspace, self._chunk_workspace = (
-            torch.zeros(count, dtype=torch.float32, device=device) if count else None
-            for count in words
+        sizes = max_step_tokens, max_segments, page_size
+        words = attention_words(config, plan, *sizes, dtype, device, fp8_kv)
+        dtypes = torch.float32, torch.float32, torch.int32
+        self._workspace, self._chunk_workspace, self._chunk_plan = (
+            torch.zeros(count, dtype=dtype, device=device) if count else None
+            for count, dtype in zip(words, dtypes, strict=True)
         )
         tables = chain.from_iterable(self._tables.values())
         self.nbytes = 4 * sum(words) + sum(table.nbytes for table in tables)
+
+    def begin(self, step: StepTensors, buffers: Activations) -> None:
+        """What the attention of all layers of a step shares: how its chunks are dealt out."""
+        workspace, plan = self._chunk_workspace, self._chunk_plan
+        if step.kind is StepKind.DECODE or workspace is None or plan is None:
+            return
+        q, _, _, _ = self._heads(buffers)
+        ops.chunk_plan_into(
+            plan,
+            q,
+            self._kv.keys[0],
+            self._kv.values[0],
+            step.decode_meta,
+            step.page_table,
+            workspace,
+            step.counts if step.kind is StepKind.MIXED else None,
+        )
 
     def attend(
         self, layer: Attention, step: StepTensors, buffers: Activations, early: bool
@@ -255,6 +283,7 @@ class PagedAttention:
             workspace=self._chunk_workspace,
             pdl=True,  # what it reads ahead was there before the step's first layer
             kv_scale=scales,
+            plan=self._chunk_plan,
         )
 
     def _heads(
