@@ -33,6 +33,7 @@ struct alignas(16) QueryTile {
 
   int32_t tokens;  // the first, and how many: kOneToken for each
   Lengths lengths;
+  int32_t before, upto;  // KV tiles of one KV head, its own not counted, and counted
 
   PHOTON_HOST_DEVICE int32_t first_token() const { return tokens % kOneToken; }
   PHOTON_HOST_DEVICE int32_t count() const { return tokens / kOneToken; }
@@ -61,30 +62,27 @@ struct alignas(16) CtaPlan {
   LineRange rest;
 };
 
-// The words of a plan: sizes, CTAs, query tiles, and how many KV tiles stand before each of these,
-// of one KV head.
+// The words of a plan.
 struct StepPlan {
   static constexpr int64_t kSizesWords = 16;  // so that a CTA's part lies in two sectors
 
   PlanSizes* sizes;
   CtaPlan* ctas;
   QueryTile* tiles;
-  int32_t* before;  // [query tiles + 1]
 
   PHOTON_HOST_DEVICE StepPlan(int32_t* words, const PlanSizes& own)
       : sizes(reinterpret_cast<PlanSizes*>(words)),
         ctas(reinterpret_cast<CtaPlan*>(words + kSizesWords)),
-        tiles(reinterpret_cast<QueryTile*>(ctas + own.ctas)),
-        before(reinterpret_cast<int32_t*>(tiles + own.tokens)) {}
+        tiles(reinterpret_cast<QueryTile*>(ctas + own.ctas)) {}
 };
 
 // Of a plan of steps of up to so many tokens, and attention by up to so many CTAs; steps of more
 // tokens than balanced attention takes have none.
 PHOTON_HOST_DEVICE constexpr int64_t chunk_plan_words(int64_t tokens, int64_t ctas) {
   constexpr int64_t kOfCta = sizeof(CtaPlan) / sizeof(int32_t),
-                    kOfToken = sizeof(QueryTile) / sizeof(int32_t) + 1;
+                    kOfToken = sizeof(QueryTile) / sizeof(int32_t);
   const int64_t query_tiles = tokens < kBalancedTokens ? tokens : kBalancedTokens;
-  return StepPlan::kSizesWords + ctas * kOfCta + query_tiles * kOfToken + 1;
+  return StepPlan::kSizesWords + ctas * kOfCta + query_tiles * kOfToken;
 }
 
 // CTAs that a workspace has room for.

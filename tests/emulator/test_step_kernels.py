@@ -166,5 +166,7 @@ def test_the_kernels_that_a_plan_names_are_those_that_run(emulated: Path, case: 
         ]
         for count in case.tokens
     ]
+    plans = [[names[at] for at in step].count("balanced_plan") for each in steps for step in each]
+    assert max(plans) <= 1  # for both layers
     of_mixed = {"": 12, "head": 3, "attention of decode rows": 2}
     assert launched[-1] == [expected(entries, "chunks", of_mixed)]

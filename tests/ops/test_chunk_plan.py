@@ -6,7 +6,7 @@ Where that kernel does not run, on a CPU for one, nothing is written.
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 import pytest
@@ -30,7 +30,7 @@ from tests.ops.test_chunk_attention import (
 
 ROWS_OF_TILE, KV_TILE, COST = 128, 128, 2
 LEAST_KV_TILES, MERGE_COST, LANES = 4, 4, 32
-SIZES_WORDS, CTA_WORDS, TILE_WORDS = 16, 16, 4
+SIZES_WORDS, CTA_WORDS, TILE_WORDS = 16, 16, 8
 KV_HEADS, HEAD_DIM = 2, 64
 
 
@@ -147,7 +147,7 @@ def check_plan(
     """Whether a plan is that of these query tiles; returns what each CTA computes. `sizes`: tokens,
     CTAs, KV heads, query heads of each.
     """
-    tokens, ctas, kv_heads, _ = sizes
+    _, ctas, kv_heads, _ = sizes
     line = line_of(tiles, kv_heads)
     size = range_size(line, ctas)
     singles = single_partials(tiles, kv_heads, ctas, size)
@@ -167,17 +167,13 @@ def check_plan(
         work.append([first, *later] if first is not None else later)
         assert work[-1] == expected, cta
     at = SIZES_WORDS + ctas * CTA_WORDS
-    read = [read_tile(plan[at + index * TILE_WORDS :][:TILE_WORDS]) for index in range(len(tiles))]
-    assert read == tiles
-    before = plan[at + tokens * TILE_WORDS :][: len(tiles) + 1]
-    assert before[0] == 0
-    assert [b - a for a, b in pairwise(before)] == [tile.kv_tiles + COST for tile in tiles]
+    before = 0
+    for tile in tiles:
+        upto = before + tile.kv_tiles + COST
+        packed = tile.tokens * 2**16 + tile.first
+        assert plan[at : at + 6] == [packed, tile.row, tile.least, tile.most, before, upto]
+        at, before = at + TILE_WORDS, upto
     return work
-
-
-def read_tile(words: list[int]) -> QueryTile:
-    tokens, row, least, most = words
-    return QueryTile(tokens % 2**16, tokens // 2**16, row, least, most)
 
 
 def read_cta(words: list[int], tiles: list[QueryTile]) -> tuple[Partial | None, tuple[int, ...]]:

@@ -298,16 +298,16 @@ WRONG: dict[str, list[tuple[dict[int, Any], str]]] = {
         ({0: torch.Tensor.float}, "plan has dtype float32, expected int32"),
         (
             {0: narrower},
-            "plan has shape [47], expected dimension 0 to be at least 48 (chunk_plan_words of the",
+            "plan has shape [55], expected dimension 0 to be at least 56 (chunk_plan_words of the",
         ),
-        ({0: gapped}, "plan has shape [48] with strides [2], expected a contiguous tensor"),
+        ({0: gapped}, "plan has shape [56] with strides [2], expected a contiguous tensor"),
         ({6: narrower}, "workspace has shape [2591], expected dimension 0 to be at least 2592"),
         ({6: torch.Tensor.half}, "workspace has dtype float16, expected float32"),
         ({4: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([tokens of q, 4])"),
     ],
     "paged_attention_into": [
         ({13: None}, "plan is None, expected what chunk_plan_into has written, because workspace"),
-        ({13: narrower}, "plan has shape [47], expected dimension 0 to be at least 48 (chunk_plan"),
+        ({13: narrower}, "plan has shape [55], expected dimension 0 to be at least 56 (chunk_plan"),
         (
             {9: lambda counts: counts[:0]},
             "counts has shape [0], expected dimension 0 to be at least 1 (the number of decode",

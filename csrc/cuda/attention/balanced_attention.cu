@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
     const PlanSizes sizes = plan_sizes(p, static_cast<int>(gridDim.x));
     const StepPlan plan(p.plan, sizes);
     const CtaPlan own = read_plan(plan, sizes);
-    const CtaRange range({plan.tiles, plan.before, sizes.kv_heads}, own.rest);
+    const CtaRange range(plan.tiles, sizes.kv_heads, own.rest);
     __syncthreads();  // the barriers are there
     if (threadIdx.x < kWarpgroupThreads) {
       shrink_registers<72>();

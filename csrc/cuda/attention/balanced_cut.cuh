@@ -63,7 +63,9 @@ class SinglePartials {
   // Of the query tile of this lane; 0: there is none.
   __device__ int lane_kv_tiles() const {
     const int query_tile = static_cast<int>(threadIdx.x) % kWarpSize;
-    return query_tile < query_tiles_.count ? query_tiles_.kv_tiles(query_tile) - kPartialCost : 0;
+    if (query_tile >= query_tiles_.count) return 0;
+    const QueryTile& tile = query_tiles_.tiles[query_tile];
+    return tile.upto - tile.before - kPartialCost;
   }
 
   // `slots`: CTAs of a KV head.
@@ -93,7 +95,7 @@ class WorkCut {
   __device__ WorkCut(const QueryTiles& query_tiles, int kv_heads, int ctas)
       : query_tiles_(query_tiles),
         kv_heads_(kv_heads),
-        all_(query_tiles.before[query_tiles.count] * kv_heads),
+        all_(query_tiles.kv_tiles * kv_heads),
         size_(max((all_ + ctas - 1) / ctas, kLeastRange)),
         singles_(query_tiles, kv_heads, ctas) {}
 
@@ -101,7 +103,7 @@ class WorkCut {
   __device__ CtaPlan of_cta(int cta) const {
     if (singles_.most() <= size_ - kPartialCost + SinglePartials::kMergeCost)
       return {singles_.of_cta(cta), {}};
-    CtaRange range({query_tiles_.tiles, query_tiles_.before, kv_heads_}, range_of(cta));
+    CtaRange range(query_tiles_.tiles, kv_heads_, range_of(cta));
     CtaPlan plan = {};
     range.next(plan.first);
     plan.rest = range.rest();
@@ -116,7 +118,7 @@ class WorkCut {
     int low = 0, high = max(query_tiles_.count, 1);  // the query tile is one of [low, high)
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      (query_tiles_.before[middle] * kv_heads_ <= at ? low : high) = middle;
+      (query_tiles_.tiles[middle].before * kv_heads_ <= at ? low : high) = middle;
     }
     return {size_, at, min(at + size_, all_), low};
   }

@@ -12,10 +12,8 @@ namespace {
 
 constexpr int kPlanThreads = 1024;
 
-// All threads of the CTA must call it.
 __device__ void write_query_tiles(const QueryTiles& from, const StepPlan& plan) {
   for (int i = threadIdx.x; i < from.count; i += kPlanThreads) plan.tiles[i] = from.tiles[i];
-  for (int i = threadIdx.x; i <= from.count; i += kPlanThreads) plan.before[i] = from.before[i];
 }
 
 // All threads of the CTA must call it.

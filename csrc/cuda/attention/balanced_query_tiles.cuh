@@ -14,16 +14,10 @@ constexpr int kMaxQueryTiles = static_cast<int>(kBalancedTokens);
 
 struct QueryTiles {
   QueryTile tiles[kMaxQueryTiles];
-  int32_t before[kMaxQueryTiles + 1];  // KV tiles of the query tiles before, of one KV head
-  int32_t count;
+  int32_t count, kv_tiles;  // of one KV head
   int32_t starts[kMaxQueryTiles /
                  kWarpSize];  // query tiles that begin in each 32 tokens; then before them
   int32_t warp_sums[kWarpSize];
-
-  // Of a query tile whose lengths are known.
-  __device__ int kv_tiles(int query_tile) const {
-    return (tiles[query_tile].lengths.most + kTileKeys - 1) / kTileKeys + kPartialCost;
-  }
 };
 
 // 32 tokens of a step, one of each lane of a warp, and the query tiles that they belong to.
@@ -38,7 +32,7 @@ struct TokenGroup {
     const int token = token_of(number);
     own = tokens.context(min(token, tokens.end - 1));
     row_before = kNoRow;
-    if (threadIdx.x % kWarpSize == 0 && token > tokens.first)
+    if (threadIdx.x % kWarpSize == 0 && token > tokens.first && token < tokens.end)
       row_before = tokens.context(token - 1).row;
   }
 
@@ -108,8 +102,8 @@ __device__ SumsBefore sum_before(int value, int32_t* warp_sums) {
 }
 
 // Notes the step's query tiles, and returns how many there are. A warp has kMostEach groups of
-// tokens at most; code for groups that are not there is jumped over at once, because it would come
-// from L2. All threads of the CTA must call it.
+// tokens at most, and asks for all of them in one go, without a branch. All threads of the CTA must
+// call it.
 template <int kThreads, int kMostEach>
 __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
   constexpr int kWarps = kThreads / kWarpSize;
@@ -117,10 +111,7 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
             groups = (tokens.end + kWarpSize - 1) / kWarpSize;
   TokenGroup own[kMostEach];
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
-    if (i * kWarps + warp >= groups) break;
-    own[i].load(tokens, i * kWarps + warp);
-  }
+  for (int i = 0; i < kMostEach; ++i) own[i].load(tokens, i * kWarps + warp);
 #pragma unroll
   for (int i = 0; i < kMostEach; ++i) {
     const int number = i * kWarps + warp;
@@ -147,12 +138,16 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
         atomicMin(&tile.lengths.least, piece.lengths.least);
         atomicMax(&tile.lengths.most, piece.lengths.most);
       } else {
-        tile = {QueryTile::kOneToken * piece.tokens + piece.first_token, piece.lengths};
+        tile = {QueryTile::kOneToken * piece.tokens + piece.first_token, piece.lengths, 0, 0};
       }
     }
     __syncthreads();
   }
   return found.all;
+}
+
+__device__ inline int count_kv_tiles(const Lengths& lengths) {
+  return (lengths.most + kTileKeys - 1) / kTileKeys + kPartialCost;
 }
 
 // Finds the step's query tiles. All threads of the CTA must call it.
@@ -166,16 +161,17 @@ __device__ void list_query_tiles(const StepTokens& tokens, QueryTiles& query_til
             begin = min(static_cast<int>(threadIdx.x) * each, count),
             end = min(begin + each, count);
   int kv_tiles = 0;
-  for (int i = begin; i < end; ++i) kv_tiles += query_tiles.kv_tiles(i);
+  for (int i = begin; i < end; ++i) kv_tiles += count_kv_tiles(query_tiles.tiles[i].lengths);
   const SumsBefore counted = sum_before<kThreads>(kv_tiles, query_tiles.warp_sums);
   int before = counted.before;
   for (int i = begin; i < end; ++i) {
-    query_tiles.before[i] = before;
-    before += query_tiles.kv_tiles(i);
+    QueryTile& tile = query_tiles.tiles[i];
+    tile.before = before;
+    tile.upto = before += count_kv_tiles(tile.lengths);
   }
   if (threadIdx.x == 0) {
     query_tiles.count = count;
-    query_tiles.before[count] = counted.all;
+    query_tiles.kv_tiles = counted.all;
   }
   __syncthreads();
 }

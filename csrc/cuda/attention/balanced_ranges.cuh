@@ -7,32 +7,24 @@
 
 namespace photon::cuda {
 
-// Where the query tiles of a step are to be read, and how many KV tiles stand before each of them.
-struct QueryTileLine {
-  const QueryTile* tiles;
-  const int32_t* before;
-  int kv_heads;
-};
-
 // Goes through a CTA's range of the line, one partial tile after the other.
 class CtaRange {
  public:
-  __device__ CtaRange(const QueryTileLine& line, const LineRange& range)
-      : line_(line), range_(range) {}
+  __device__ CtaRange(const QueryTile* tiles, int kv_heads, const LineRange& range)
+      : tiles_(tiles), kv_heads_(kv_heads), range_(range) {}
 
   // Moves to the next partial tile, or to none.
   __device__ void next(PartialTile& partial) {
     partial = {};
     while (range_.at < range_.end) {
-      while (line_.before[range_.query_tile + 1] * line_.kv_heads <= range_.at) ++range_.query_tile;
-      const int before = line_.before[range_.query_tile],
-                all = line_.before[range_.query_tile + 1] - before,
-                from = range_.at - before * line_.kv_heads, head = from / all,
-                own = from - head * all, end = min(all, own + range_.end - range_.at),
-                first = range_.at - own, first_cta = (first + kPartialCost) / range_.size;
+      QueryTile tile = tiles_[range_.query_tile];
+      while (tile.upto * kv_heads_ <= range_.at) tile = tiles_[++range_.query_tile];
+      const int all = tile.upto - tile.before, from = range_.at - tile.before * kv_heads_,
+                head = from / all, own = from - head * all,
+                end = min(all, own + range_.end - range_.at), first = range_.at - own,
+                first_cta = (first + kPartialCost) / range_.size;
       range_.at += end - own;
       if (end <= kPartialCost) continue;
-      const QueryTile tile = line_.tiles[range_.query_tile];
       partial = {tile.first_token(),
                  tile.count(),
                  head,
@@ -50,7 +42,8 @@ class CtaRange {
   __device__ const LineRange& rest() const { return range_; }
 
  private:
-  QueryTileLine line_;
+  const QueryTile* tiles_;
+  int kv_heads_;
   LineRange range_;
 };
 
