@@ -12,8 +12,7 @@ namespace photon::cuda {
 
 constexpr int kTileKeys = 128;
 constexpr int kTileRows = kBalancedRows;
-constexpr int kPartialCost =
-    2;  // KV tiles that to begin with a query tile and to end take as long as
+constexpr int kPartialCost = 2;  // KV tiles that a query tile's begin and end take as long as
 constexpr int32_t kNoRow = -1;
 
 __device__ inline int32_t warp_least(int32_t v) { return __reduce_min_sync(kFullWarp, v); }
