@@ -6,7 +6,8 @@ Operands that a step would read from memory are rotated among so many copies tha
 them; on CUDA all copies are run in one graph, and a time is the median of its replays over the
 number of copies. Each result is checked against photon_ext/reference.py before it is timed. `loss`
 is the time above bytes / ceiling. The case "layers" is a chain: the linears of a model's layers one
-after the other. Linears of weights of fewer bits (`--formats`) are those of a decode step, and
+after the other. With `--pdl` a Hopper kernel starts while the one before ends, as in a step; else
+it starts after that. Linears of weights of fewer bits (`--formats`) are those of a decode step, and
 their bytes those of the format; Hopper kernels read a GGUF file's blocks as they are regrouped for
 them. What memory has no room for is skipped.
 `benchmarks.report FILE` shows a result's tables.
@@ -157,6 +158,8 @@ def arguments(given: list[str] | None) -> Namespace:
     told = f"of {', '.join(FORMATS)}: linears whose weights have fewer bits"
     add("--formats", type=cli.names, default=["fp8", "int4"], help=told)
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
+    told = "Hopper kernels start while the ones before end, as in a step"
+    add("--pdl", action="store_true", help=told)
     add("--quick", action="store_true", help="few copies and replays: whether it runs at all")
     cli.floor_option(options)
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
@@ -177,7 +180,8 @@ def main(given: list[str] | None = None) -> int:
     if floor is None:
         return 1
     rotation = Rotation(cache_bytes(device), QUICK_COPIES if args.quick else MOST_COPIES)
-    setting = Setting(SHAPES[args.models[0]], device, cli.DTYPES[args.dtype], rotation)
+    dtype = cli.DTYPES[args.dtype]
+    setting = Setting(SHAPES[args.models[0]], device, dtype, rotation, pdl=args.pdl)
     quick = args.quick or device.type == "cpu"
     bench = Bench(setting, QUICK_PATIENCE if quick else PATIENCE, floor["bytes_per_s"])
     ceiling = f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']})"

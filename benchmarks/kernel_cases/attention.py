@@ -140,7 +140,7 @@ def _decode(at: Setting) -> Case:
     meta = at.ints([[7, length - 1, length, 1 + row] for row in range(at.batch)])
     tables = rope_tables(at.config, length, at.device)
     rest = (*tables, at.config.head_dim**-0.5, *_gains(at), at.config.rms_eps)
-    options: dict[str, Any] = {"way": at.way}
+    options: dict[str, Any] = {"way": at.way, "pdl": at.pdl}
     if at.way == "hopper":
         options["workspace"] = _workspace(at)
     given = (out, q, k, v, pages.k, pages.v, meta)
@@ -220,7 +220,7 @@ def _chunk(at: Setting) -> Case:
     segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
     given = (out, q, pages.k, pages.v, meta, segments)
     options: dict[str, Any] = {"way": "hopper" if at.way in (BALANCED, FP8) else at.way}
-    options["kv_scale"] = pages.scale
+    options |= {"kv_scale": pages.scale, "pdl": at.pdl}
     if at.way == BALANCED:
         options |= _balanced(at, q, pages, meta)
     runs = [bind(CHUNK, *given, table, scale, **options) for table in pages.tables]

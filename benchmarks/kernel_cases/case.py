@@ -26,6 +26,7 @@ class Setting(NamedTuple):
         way: "plain" where an op has one path, "portable" and "hopper" where it has two.
         context, chunk: tokens of attention; 0 where there are none.
         form: the format of a weight that has fewer bits; "" where it is dense.
+        pdl: Hopper kernels start while the ones before end, as in a decode step.
     """
 
     config: ModelConfig
@@ -37,6 +38,7 @@ class Setting(NamedTuple):
     context: int = 0
     chunk: int = 0
     form: str = ""
+    pdl: bool = False
 
     def normal(self, *shape: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
         """Random numbers; the same at every call with the same shape and seed."""
@@ -120,9 +122,9 @@ class Plan:
         return {"batch": self.setting.batch, **given}
 
 
-def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
+def bind(op: str, *args: object, way: str = "plain", pdl: bool = False, **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once; `way` replaces what
-    is given for `hopper`. Of a Weight the op gets its parts.
+    is given for `hopper`, and `pdl` is for ops that have it. Of a Weight the op gets its parts.
     """
     call = getattr(torch.ops.photon_ext, op).default
     for one in args:
@@ -132,6 +134,8 @@ def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
             options["weight_divisor"] = one.divisor
     args = tuple(one.data if isinstance(one, Weight) else one for one in args)
     for index, argument in enumerate(call._schema.arguments):
+        if argument.name == "pdl" and pdl and way == "hopper":
+            options["pdl"] = True
         if argument.name != "hopper":
             continue
         if index < len(args):
@@ -167,7 +171,8 @@ def rotated_case(
         return Baseline(name, [partial(call, operand) for operand in operands])
 
     given = options or {}
-    runs = [bind(op, *arguments(operand), way=setting.way, **given) for operand in operands]
+    bound = partial(bind, op, way=setting.way, pdl=setting.pdl, **given)
+    runs = [bound(*arguments(operand)) for operand in operands]
     verify = partial(verify_call, op, arguments(operands[0]), written, setting.way, given)
     first = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
     size = sum(each.nbytes for each in first if isinstance(each, torch.Tensor | Weight))

@@ -84,13 +84,12 @@ def _steps(at: Setting, layer: Layer, buffers: Buffers, gain: torch.Tensor) -> l
     """The calls of one layer."""
     eps, (residual, qkv, _, act) = at.config.rms_eps, buffers
     attended = qkv[:, : at.config.q_size]
-    # As in a decode step, whose kernels start while the ones before end.
-    options = {"way": at.way, "pdl": at.way == "hopper"}
+    bound = partial(bind, way=at.way, pdl=True)  # a chain is as in a decode step
     return [
-        bind("norm_linear_into", qkv, residual, gain, eps, layer.qkv, **options),
-        bind("linear_residual_", residual, attended, layer.o, **options),
-        bind("norm_swiglu_into", act, residual, gain, eps, layer.gate_up, **options),
-        bind("linear_residual_", residual, act, layer.down, **options),
+        bound("norm_linear_into", qkv, residual, gain, eps, layer.qkv),
+        bound("linear_residual_", residual, attended, layer.o),
+        bound("norm_swiglu_into", act, residual, gain, eps, layer.gate_up),
+        bound("linear_residual_", residual, act, layer.down),
     ]
 
 

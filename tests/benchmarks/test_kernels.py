@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import kernels, report
 from benchmarks.common.environment import REPOSITORY
@@ -110,6 +111,34 @@ def test_many_tokens_of_fewer_bits_are_a_batchs_linears(
     fused = {"norm_linear_into", "linear_residual_", "norm_swiglu_into"}
     batch = {"linear_into", "linear_norm_into", "swiglu_into"}
     assert asked == {*((op, least - 1) for op in fused), *((op, least) for op in batch)}
+
+
+class Overlapped(TorchDispatchMode):
+    """Whether each op that ran, of those that may, was told to start before the one before ends."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: set[tuple[bool, bool]] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        names = [each.name for each in func._schema.arguments]
+        if {"hopper", "pdl"} <= set(names):
+            given = dict(zip(names, args, strict=False)) | (kwargs or {})
+            self.found.add((given.get("hopper", False), given.get("pdl", False)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("pdl", [False, True])
+def test_hopper_kernels_overlap_where_asked_for(pdl: bool, tmp_path: Path) -> None:
+    ops = "qkv,o,gate_up,down,fused_attention_decode_into"
+    more = ("--ops", ops, *(["--pdl"] if pdl else []))
+    with Overlapped() as ran:
+        code, _ = run(tmp_path / "k.jsonl", *more)
+    assert code == 0
+    # results are checked one at a time
+    assert ran.found == {(False, False), (True, False), *([(True, True)] if pdl else [])}
 
 
 def test_an_unknown_format_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
