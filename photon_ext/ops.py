@@ -1117,6 +1117,7 @@ def chunk_plan_into(
     workspace: Tensor,
     counts: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    exact: bool = False,
 ) -> None:
     """How :func:`paged_attention_into` with `hopper` and a workspace deals the work of a step to
     all SMs: once a step, for the attention of all its layers.
@@ -1137,8 +1138,11 @@ def chunk_plan_into(
         workspace: float32 [words], as there.
         counts: as in :func:`rope_append_kv_`: leading decode tokens are left out.
         kv_scale: as in :func:`rope_append_kv_`; then nothing is written.
+        exact: that of the attention.
     """
-    _chunk_plan(plan, q, k_cache, v_cache, decode_meta, page_table, workspace, counts, kv_scale)
+    _chunk_plan(
+        *(plan, q, k_cache, v_cache, decode_meta, page_table, workspace, counts, kv_scale, exact)
+    )
 
 
 def paged_attention_into(
@@ -1156,6 +1160,7 @@ def paged_attention_into(
     pdl: bool = False,
     kv_scale: Tensor | None = None,
     plan: Tensor | None = None,
+    exact: bool = False,
 ) -> None:
     """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
     softmax in float32.
@@ -1195,7 +1200,7 @@ def paged_attention_into(
             another kernel and faster: head_dim 64 or 128, page sizes that are multiples of 16, up
             to 4,096 tokens, strides of tokens that are multiples of 64 elements, pages of whole
             tokens, heads within a page or a token. How a context is cut then depends on the whole
-            step, and so do a token's bits. Everywhere else it changes nothing.
+            step, and so do a token's bits, unless `exact`. Everywhere else it changes nothing.
         pdl: that kernel may start while those before it still run, and read decode_meta, counts,
             the page table and the plan: as in :func:`norm_linear_into`, none of them may write
             these, but for :func:`chunk_plan_into`, which lets no kernel start early. Everywhere
@@ -1204,11 +1209,16 @@ def paged_attention_into(
             workspace changes nothing.
         plan: int32 [words], what :func:`chunk_plan_into` has written for this decode_meta, these
             counts and a workspace of this size: given where a workspace is. That of other numbers
-            of tokens, heads or CTAs is no use: then out of live tokens stays as it is.
+            of tokens, heads or CTAs, or of the other `exact`, is no use: then out of live tokens
+            stays as it is.
+        exact: with a workspace, contexts are cut at positions that are always the same: each 1,024
+            up to 8,192, and from there on four times for each doubling. So a token's bits do not
+            depend on the step, as without a workspace, but for steps of more than 4,096 tokens,
+            which run without. A workspace and a plan of exact steps are larger than others.
     """
     _paged_attention(
         *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),
-        *(workspace, pdl, kv_scale, plan),
+        *(workspace, pdl, kv_scale, plan, exact),
     )
 
 
@@ -1325,9 +1335,9 @@ def fused_attention_decode_into(
     )
 
 
-def chunk_workspace_words(head_dim: int, ctas: int) -> int:
-    """Words of a workspace with which :func:`paged_attention_into` runs up to `ctas` CTAs
-    (csrc/common/balanced_workspace.h: what for).
+def chunk_workspace_words(head_dim: int, ctas: int, exact: bool = False) -> int:
+    """Words of a workspace with which :func:`paged_attention_into` runs up to `ctas` CTAs, with or
+    without `exact` (csrc/common/balanced_workspace.h: what for).
 
     ValueError: one of the two is below 1.
     """
@@ -1335,12 +1345,13 @@ def chunk_workspace_words(head_dim: int, ctas: int) -> int:
         raise ValueError(
             f"chunk_workspace_words: head_dim {head_dim}, ctas {ctas}; both must be at least 1"
         )
-    return _C.chunk_workspace_words(head_dim, ctas)
+    return _C.chunk_workspace_words(head_dim, ctas, exact)
 
 
-def chunk_plan_words(num_tokens: int, ctas: int) -> int:
+def chunk_plan_words(num_tokens: int, ctas: int, exact: bool = False) -> int:
     """Words of a plan that :func:`chunk_plan_into` writes for steps of up to `num_tokens` tokens,
-    and a workspace of up to `ctas` CTAs (csrc/common/balanced_plan.h: what for).
+    and a workspace of up to `ctas` CTAs, with or without `exact` (csrc/common/balanced_plan.h: what
+    for).
 
     ValueError: `num_tokens` is negative, or `ctas` below 1.
     """
@@ -1349,7 +1360,7 @@ def chunk_plan_words(num_tokens: int, ctas: int) -> int:
             f"chunk_plan_words: tokens {num_tokens}, ctas {ctas}; tokens must not be negative, and "
             "ctas must be at least 1"
         )
-    return _C.chunk_plan_words(num_tokens, ctas)
+    return _C.chunk_plan_words(num_tokens, ctas, exact)
 
 
 def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int:

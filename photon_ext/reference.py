@@ -1195,6 +1195,7 @@ def chunk_plan_into(
     workspace: Tensor,
     counts: Tensor | None = None,
     kv_scale: Tensor | None = None,
+    exact: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.chunk_plan_into` where no kernel reads a plan: nothing."""
 
@@ -1214,11 +1215,13 @@ def paged_attention_into(
     pdl: bool = False,
     kv_scale: Tensor | None = None,
     plan: Tensor | None = None,
+    exact: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`,
-    but for the decode tokens that counts tell. `workspace`, `pdl` and `plan` change nothing.
+    but for the decode tokens that counts tell. `workspace`, `pdl`, `plan` and `exact` change
+    nothing.
     """
-    del workspace, pdl, plan
+    del workspace, pdl, plan, exact
     own = slice(_decode_tokens(counts, 0), None)
     out[own] = paged_attention(
         q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper, kv_scale

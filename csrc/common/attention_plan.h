@@ -196,7 +196,9 @@ inline Unsupported balanced_attention_unsupported(const PagedAttentionParams& p,
   if (p.tokens > kBalancedTokens) return {"a step of more than 4,096 tokens"};
   const int64_t kv_tiles =
       (row_capacity(p.cache) + kBalancedTileKeys - 1) / kBalancedTileKeys + kBalancedTileCost;
-  return p.tokens * kv_tiles * p.kv_heads > INT32_MAX ? Unsupported{kTooLarge} : Unsupported{};
+  // with `exact` for all steps alike, whatever their size
+  const int64_t tokens = p.exact ? kBalancedTokens : p.tokens;
+  return tokens * kv_tiles * p.kv_heads > INT32_MAX ? Unsupported{kTooLarge} : Unsupported{};
 }
 
 inline KernelChoice<AttentionKernel> plan_attention(const PagedAttentionParams& p, const Gpu& gpu) {

@@ -197,6 +197,7 @@ struct PagedAttentionParams {
   float scale;
   bool hopper;  // chunk_attention where it fits, which sums in another order
   bool pdl;     // balanced_attention may start while the kernels before it still run
+  bool exact;   // balanced_attention cuts contexts by position alone
   DType dtype;
 };
 

@@ -211,35 +211,36 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
 }
 
 // The workspace of balanced attention.
-void check_chunk_workspace(const Arg& workspace, const HeadShape& shape) {
+void check_chunk_workspace(const Arg& workspace, const HeadShape& shape, bool exact) {
   workspace.float32()
       .rank(1, "[words]")
       .contiguous()
-      .at_least(0, chunk_workspace_words(shape.head_dim, 1), "chunk_workspace_words of one CTA");
+      .at_least(0, chunk_workspace_words(shape.head_dim, 1, exact),
+                "chunk_workspace_words of one CTA");
 }
 
 // The plan of calls with this workspace.
-void check_plan(const Arg& plan, const Arg& workspace, const HeadShape& shape) {
-  const int64_t ctas = workspace_ctas(workspace.size(0), shape.head_dim);
+void check_plan(const Arg& plan, const Arg& workspace, const HeadShape& shape, bool exact) {
+  const int64_t ctas = workspace_ctas(workspace.size(0), shape.head_dim, exact);
   plan.int32()
       .rank(1, "[words]")
       .contiguous()
-      .at_least(0, chunk_plan_words(shape.tokens, ctas),
+      .at_least(0, chunk_plan_words(shape.tokens, ctas, exact),
                 "chunk_plan_words of the tokens, and of the CTAs that the workspace is for");
 }
 
 void chunk_plan(const Tensor& plan_, const Tensor& q_, const Tensor& k_cache, const Tensor& v_cache,
                 const Tensor& decode_meta_, const std::optional<Tensor>& page_table,
                 const Tensor& workspace_, const std::optional<Tensor>& counts_,
-                const std::optional<Tensor>& kv_scale) {
+                const std::optional<Tensor>& kv_scale, bool exact) {
   Args arg("chunk_plan_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
   const HeadShape shape = check_heads(q, cache.k);
   const Arg decode_meta = meta_of(arg, decode_meta_, shape.tokens, "[tokens of q, 4]");
   const Arg workspace = arg("workspace", workspace_), plan = arg("plan", plan_);
-  check_chunk_workspace(workspace, shape);
-  check_plan(plan, workspace, shape);
+  check_chunk_workspace(workspace, shape, exact);
+  check_plan(plan, workspace, shape, exact);
   const OptionalArg counts = step_counts(arg, counts_);
   plan.written({&q, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &workspace,
                 counts.get(), cache.scale.get()});
@@ -254,6 +255,7 @@ void chunk_plan(const Tensor& plan_, const Tensor& q_, const Tensor& k_cache, co
   set_queries(p, q, shape);
   p.scale = 1.0f;  // any that attention takes
   p.hopper = true;
+  p.exact = exact;
   PHOTON_DISPATCH(chunk_plan, plan, p);
 }
 
@@ -262,7 +264,7 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
                      const std::optional<Tensor>& page_table, double scale, bool hopper,
                      const std::optional<Tensor>& counts_, const std::optional<Tensor>& workspace_,
                      bool pdl, const std::optional<Tensor>& kv_scale,
-                     const std::optional<Tensor>& plan_) {
+                     const std::optional<Tensor>& plan_, bool exact) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table, kv_scale);
@@ -273,12 +275,12 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   const OptionalArg counts = step_counts(arg, counts_);
   const OptionalArg workspace = arg("workspace", workspace_), plan = arg("plan", plan_);
   if (workspace) {
-    check_chunk_workspace(*workspace.get(), shape);
+    check_chunk_workspace(*workspace.get(), shape, exact);
     if (!plan)
       fail(arg.op(),
            "plan is None, expected what chunk_plan_into has written, because workspace is "
            "a tensor");
-    check_plan(*plan.get(), *workspace.get(), shape);
+    check_plan(*plan.get(), *workspace.get(), shape, exact);
   }
   const Arg *table = cache.page_table.get(), *counts_arg = counts.get(),
             *scale_arg = cache.scale.get(), *plan_arg = plan.get();
@@ -305,6 +307,7 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   p.scale = check_scale(out.op(), scale);
   p.hopper = hopper;
   p.pdl = pdl;
+  p.exact = exact;
   PHOTON_DISPATCH(paged_attention, out, p);
 }
 

@@ -107,12 +107,13 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "chunk_plan_into(Tensor(a!) plan, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
       "decode_meta, Tensor? page_table, Tensor workspace, Tensor? counts=None, Tensor? "
-      "kv_scale=None) -> ()");
+      "kv_scale=None, bool exact=False) -> ()");
   m.def(
       "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
       "decode_meta, Tensor segments, "
       "Tensor? page_table, float scale, bool hopper=False, Tensor? counts=None, Tensor(b!)? "
-      "workspace=None, bool pdl=False, Tensor? kv_scale=None, Tensor? plan=None) -> ()");
+      "workspace=None, bool pdl=False, Tensor? kv_scale=None, Tensor? plan=None, bool "
+      "exact=False) -> ()");
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) "
       "k_cache, Tensor(c!) v_cache, "

@@ -192,6 +192,8 @@ void bind_plans(py::module_& m) {
         py::arg("n"));
   m.def("attention_workspace_words", &attention_workspace_words, py::arg("tokens"),
         py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"));
-  m.def("chunk_workspace_words", &chunk_workspace_words, py::arg("head_dim"), py::arg("ctas"));
-  m.def("chunk_plan_words", &chunk_plan_words, py::arg("tokens"), py::arg("ctas"));
+  m.def("chunk_workspace_words", &chunk_workspace_words, py::arg("head_dim"), py::arg("ctas"),
+        py::arg("exact") = false);
+  m.def("chunk_plan_words", &chunk_plan_words, py::arg("tokens"), py::arg("ctas"),
+        py::arg("exact") = false);
 }

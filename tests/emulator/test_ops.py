@@ -25,6 +25,7 @@ ATTENTIONS = (
     "batch_attention",
     "balanced_attention",
     "chunk_plan",
+    "exact_attention",
     "mixed_attention",
     "split_attention",
 )

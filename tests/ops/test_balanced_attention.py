@@ -275,7 +275,7 @@ def test_a_step_of_as_many_tokens_as_it_takes(device: str) -> None:
 @pytest.mark.parametrize(
     ("workspace", "error"),
     [
-        (torch.zeros(9), r"workspace has shape \[9\], expected dimension 0 to be at least 16928"),
+        (torch.zeros(9), r"workspace has shape \[9\], expected dimension 0 to be at least 16960"),
         (torch.zeros(17000).half(), "workspace has dtype float16, expected float32"),
     ],
 )

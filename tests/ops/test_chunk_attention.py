@@ -86,13 +86,19 @@ def spoil(cache: Cache, row: int, position: int, bad: float, column: int | None 
 
 
 def make_plan(
-    q: Tensor, cache: Cache, meta: Tensor, workspace: Tensor, counts: Tensor | None = None
+    q: Tensor,
+    cache: Cache,
+    meta: Tensor,
+    workspace: Tensor,
+    counts: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """How attention with this workspace deals out a step."""
-    ctas = max(len(workspace) // ops.chunk_workspace_words(q.shape[2], 1), 1)
-    plan = poisoned(ops.chunk_plan_words(len(q), ctas), dtype=torch.int32, device=str(q.device))
+    ctas = max(len(workspace) // ops.chunk_workspace_words(q.shape[2], 1, exact), 1)
+    words = ops.chunk_plan_words(len(q), ctas, exact)
+    plan = poisoned(words, dtype=torch.int32, device=str(q.device))
     step = meta, cache.page_table, workspace, counts
-    ops.chunk_plan_into(plan, q, cache.k, cache.v, *step, **cache.scaled())
+    ops.chunk_plan_into(plan, q, cache.k, cache.v, *step, **cache.scaled(), exact=exact)
     return plan
 
 
@@ -104,13 +110,14 @@ def attend(
     scale: float | None = None,
     hopper: bool = True,
     workspace: Tensor | None = None,
+    exact: bool = False,
 ) -> Tensor:
     out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
     arguments = out, q, cache.k, cache.v, meta, segments, cache.page_table
-    plan = None if workspace is None else make_plan(q, cache, meta, workspace)
+    plan = None if workspace is None else make_plan(q, cache, meta, workspace, exact=exact)
     memory = {"workspace": workspace, "plan": plan}
     scale = scale or q.shape[2] ** -0.5
-    ops.paged_attention_into(*arguments, scale, hopper, **memory, **cache.scaled())
+    ops.paged_attention_into(*arguments, scale, hopper, **memory, **cache.scaled(), exact=exact)
     return out
 
 
@@ -140,12 +147,13 @@ def check_near_the_reference(
     page_size: int = 16,
     workspace: Tensor | None = None,
     fp8: bool = False,
+    exact: bool = False,
 ) -> None:
     meta, segments = tokens_and_segments(spans, device, dead_after=3)
     segments = torch.cat([segments, torch.zeros_like(segments[:2])])  # a bucket's unused segments
     q = queries(len(meta), group * kv_heads, head_dim, device)
     cache = filled_rows(spans, kv_heads, head_dim, device, page_size, fp8)
-    out = attend(q, cache, meta, segments, workspace=workspace)
+    out = attend(q, cache, meta, segments, workspace=workspace, exact=exact)
     expected = expected_of(q, cache, meta, segments)
     dead = meta[:, Meta.LENGTH] == 0
     assert_same_bits(out[dead], torch.zeros_like(out[dead]))

@@ -178,12 +178,11 @@ def check_plan(
 
 def read_cta(words: list[int], tiles: list[QueryTile]) -> tuple[Partial | None, tuple[int, ...]]:
     """Its first partial tile, and what is left: places of a CTA, first, end, query tile."""
-    token, tokens, head, kv_tiles, begin, end, first_cta, count, *lengths = words[:11]
+    token, tokens, head, begin, end, first_cta, count, *lengths = words[:10]
     rest = tuple(words[12:])
     if tokens == 0:
         return None, rest
     tile = QueryTile(token, tokens, *lengths)
-    assert kv_tiles == tile.kv_tiles
     return Partial(tiles.index(tile), head, begin, end, first_cta, count), rest
 
 

@@ -301,7 +301,7 @@ WRONG: dict[str, list[tuple[dict[int, Any], str]]] = {
             "plan has shape [55], expected dimension 0 to be at least 56 (chunk_plan_words of the",
         ),
         ({0: gapped}, "plan has shape [56] with strides [2], expected a contiguous tensor"),
-        ({6: narrower}, "workspace has shape [2591], expected dimension 0 to be at least 2592"),
+        ({6: narrower}, "workspace has shape [2623], expected dimension 0 to be at least 2624"),
         ({6: torch.Tensor.half}, "workspace has dtype float16, expected float32"),
         ({4: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([tokens of q, 4])"),
     ],

@@ -54,6 +54,7 @@ TESTS = (
     "tests/ops/test_chunk_attention.py",
     "tests/ops/test_balanced_attention.py",
     "tests/ops/test_chunk_plan.py",
+    "tests/ops/test_exact_attention.py",
     "tests/ops/test_mixed_attention.py",
     "tests/ops/test_fp8_kv.py",
     "tests/models/test_decoder_fast.py",

@@ -1,6 +1,6 @@
-// Attention of chunks of tokens over their paged context, for steps whose bits may depend on what
-// else is in them. A CTA stays for the whole launch: its range is an equal part of the step's work
-// (balanced_ranges.cuh), and it computes one partial tile after the other. One warpgroup copies
+// Attention of chunks of tokens over their paged context. A CTA stays for the whole launch: its
+// range is an equal part of the step's work, or it takes one item after the other of an exact step,
+// in which no token's bits depend on what else is there (balanced_ranges.cuh). One warpgroup copies
 // queries, keys and values (balanced_tile.cuh), two multiply (balanced_softmax.cuh), and what
 // several CTAs have of one context is added up at the end (balanced_reduction.cuh).
 //
@@ -81,14 +81,14 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
       clear_dead_tokens<Plan>(p, tokens);
     } else {
       grow_registers<216>();
-      consume(p, tokens, own.first, range, shared);
+      consume(p, tokens, own.first, shared);
     }
   }
 }
 
 template <typename Plan>
 int launch_balanced(const PagedAttentionParams& p, void* stream) {
-  LaunchShape shape{balanced_ctas(sms(), p.workspace_words, p.head_dim), Plan::kThreads,
+  LaunchShape shape{balanced_ctas(sms(), p.workspace_words, p.head_dim, p.exact), Plan::kThreads,
                     sizeof(BalancedShared<Plan>)};
   shape.pdl = p.pdl;
   TileTensors tensors(p.cache);

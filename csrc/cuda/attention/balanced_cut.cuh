@@ -51,7 +51,6 @@ class SinglePartials {
     return {tile.first_token(),
             tile.count(),
             cta / of_head,
-            kv_tiles,
             begin,
             min(begin + length, kv_tiles),
             cta - begin / length,
@@ -95,7 +94,7 @@ class WorkCut {
   __device__ WorkCut(const QueryTiles& query_tiles, int kv_heads, int ctas)
       : query_tiles_(query_tiles),
         kv_heads_(kv_heads),
-        all_(query_tiles.kv_tiles * kv_heads),
+        all_(query_tiles.places * kv_heads),
         size_(max((all_ + ctas - 1) / ctas, kLeastRange)),
         singles_(query_tiles, kv_heads, ctas) {}
 

@@ -16,6 +16,45 @@ __device__ void write_query_tiles(const QueryTiles& from, const StepPlan& plan) 
   for (int i = threadIdx.x; i < from.count; i += kPlanThreads) plan.tiles[i] = from.tiles[i];
 }
 
+// Of an exact step: how its query tiles become items.
+struct ExactCut {
+  int entries;  // items of one KV head
+  bool spreads;
+
+  // Query tiles stay whole where they are enough for half of the CTAs, or their parts too many for
+  // the workspace.
+  __device__ ExactCut(const QueryTiles& from, const PlanSizes& sizes)
+      : spreads(2 * from.count * sizes.kv_heads <= sizes.ctas &&
+                from.places * sizes.kv_heads <= sizes.ctas * kSpreadSlots) {
+    entries = spreads ? from.places : from.count;
+  }
+};
+
+__device__ void write_entries(const QueryTiles& from, const ExactCut& cut, const StepPlan& plan) {
+  for (int i = threadIdx.x; i < from.count; i += kPlanThreads) {
+    QueryTile tile = from.tiles[i];
+    const int first = tile.before, kv_tiles = count_kv_tiles(tile.lengths),
+              parts = cut.spreads ? count_parts(kv_tiles) : 1;
+    for (int part = 0; part < parts; ++part) {
+      tile.before = part_begin(part);
+      tile.upto = part + 1 < parts ? part_begin(part + 1) : kv_tiles;
+      plan.tiles[cut.spreads ? first + part : i] = tile;
+    }
+  }
+}
+
+// Each CTA begins with an item of its own. All threads of the CTA must call it.
+__device__ void write_items(const QueryTiles& query_tiles, const PlanSizes& sizes,
+                            const StepPlan& plan) {
+  const ExactCut cut(query_tiles, sizes);
+  const LineRange all = {cut.entries, 0, cut.entries * sizes.kv_heads, 0};
+  write_entries(query_tiles, cut, plan);
+  __syncthreads();  // the entries are there
+  const CtaRange range(plan.tiles, sizes.kv_heads, all);
+  for (int cta = threadIdx.x; cta < sizes.ctas; cta += kPlanThreads)
+    plan.ctas[cta] = {range.item(cta), all};
+}
+
 // All threads of the CTA must call it.
 __device__ void write_ctas(const QueryTiles& query_tiles, const PlanSizes& sizes,
                            const StepPlan& plan) {
@@ -34,10 +73,14 @@ __global__ void __launch_bounds__(kPlanThreads)
     const PlanSizes sizes = plan_sizes(p, ctas);
     const StepPlan plan(p.plan, sizes);
     wait_for_earlier();
-    list_query_tiles<kPlanThreads>(StepTokens(p), query_tiles);
+    list_query_tiles<kPlanThreads>(StepTokens(p), p.exact, query_tiles);
     if (threadIdx.x == 0) *plan.sizes = sizes;
-    write_query_tiles(query_tiles, plan);
-    write_ctas(query_tiles, sizes, plan);
+    if (p.exact) {
+      write_items(query_tiles, sizes, plan);
+    } else {
+      write_query_tiles(query_tiles, plan);
+      write_ctas(query_tiles, sizes, plan);
+    }
   }
 }
 
@@ -46,7 +89,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 int balanced_plan(const PagedAttentionParams& p, void* stream) {
   LaunchShape shape = waiting_shape(1, kPlanThreads);
   shape.shared_bytes = sizeof(QueryTiles);
-  const int ctas = static_cast<int>(balanced_ctas(sms(), p.workspace_words, p.head_dim));
+  const int ctas = static_cast<int>(balanced_ctas(sms(), p.workspace_words, p.head_dim, p.exact));
   return launch(balanced_plan_kernel, shape, stream, p, ctas);
 }
 

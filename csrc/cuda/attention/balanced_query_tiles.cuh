@@ -4,8 +4,9 @@
 // A query tile is some consecutive tokens of one row, as many as a tile has rows for at most. Its
 // work is as many KV tiles, tiles of kTileKeys positions, as its longest context has, for each KV
 // head; to begin with it and to end takes as long as kPartialCost KV tiles, which stand before
-// them.
+// them. Of an exact step it has as many places as its context has parts.
 #pragma once
+#include "common/balanced_parts.h"
 #include "cuda/attention/balanced_tokens.cuh"
 
 namespace photon::cuda {
@@ -14,7 +15,7 @@ constexpr int kMaxQueryTiles = static_cast<int>(kBalancedTokens);
 
 struct QueryTiles {
   QueryTile tiles[kMaxQueryTiles];
-  int32_t count, kv_tiles;  // of one KV head
+  int32_t count, places;  // on the line of one KV head
   int32_t starts[kMaxQueryTiles /
                  kWarpSize];  // query tiles that begin in each 32 tokens; then before them
   int32_t warp_sums[kWarpSize];
@@ -146,13 +147,15 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
   return found.all;
 }
 
-__device__ inline int count_kv_tiles(const Lengths& lengths) {
-  return (lengths.most + kTileKeys - 1) / kTileKeys + kPartialCost;
+// Of a query tile and a KV head: KV tiles and what their begin and end cost, or parts.
+__device__ inline int count_places(const Lengths& lengths, bool exact) {
+  const int kv_tiles = count_kv_tiles(lengths);
+  return exact ? count_parts(kv_tiles) : kv_tiles + kPartialCost;
 }
 
 // Finds the step's query tiles. All threads of the CTA must call it.
 template <int kThreads>
-__device__ void list_query_tiles(const StepTokens& tokens, QueryTiles& query_tiles) {
+__device__ void list_query_tiles(const StepTokens& tokens, bool exact, QueryTiles& query_tiles) {
   constexpr int kMostEach = (kMaxQueryTiles + kThreads - 1) / kThreads;  // small steps: 1
   const int count = tokens.end <= kThreads
                         ? note_query_tiles<kThreads, 1>(tokens, query_tiles)
@@ -160,18 +163,18 @@ __device__ void list_query_tiles(const StepTokens& tokens, QueryTiles& query_til
             each = (count + kThreads - 1) / kThreads,
             begin = min(static_cast<int>(threadIdx.x) * each, count),
             end = min(begin + each, count);
-  int kv_tiles = 0;
-  for (int i = begin; i < end; ++i) kv_tiles += count_kv_tiles(query_tiles.tiles[i].lengths);
-  const SumsBefore counted = sum_before<kThreads>(kv_tiles, query_tiles.warp_sums);
+  int places = 0;
+  for (int i = begin; i < end; ++i) places += count_places(query_tiles.tiles[i].lengths, exact);
+  const SumsBefore counted = sum_before<kThreads>(places, query_tiles.warp_sums);
   int before = counted.before;
   for (int i = begin; i < end; ++i) {
     QueryTile& tile = query_tiles.tiles[i];
     tile.before = before;
-    tile.upto = before += count_kv_tiles(tile.lengths);
+    tile.upto = before += count_places(tile.lengths, exact);
   }
   if (threadIdx.x == 0) {
     query_tiles.count = count;
-    query_tiles.kv_tiles = counted.all;
+    query_tiles.places = counted.all;
   }
   __syncthreads();
 }

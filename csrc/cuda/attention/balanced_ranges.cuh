@@ -2,12 +2,18 @@
 // query tile after query tile and head after head, and each CTA takes an equal range of them
 // (balanced_plan_kernel writes where it begins). So it shares at most two query tiles with others:
 // the first and the last.
+//
+// Of an exact step the plan lists query tiles, whole or part by part. An item is one of them for
+// one KV head; CTAs take the items one by one, the last query tiles, which as a rule have the
+// longest contexts, first.
 #pragma once
+#include "common/balanced_parts.h"
 #include "cuda/attention/balanced_tokens.cuh"
 
 namespace photon::cuda {
 
-// Goes through a CTA's range of the line, one partial tile after the other.
+// Goes through a CTA's range of the line, one partial tile after the other; of an exact step, knows
+// the items.
 class CtaRange {
  public:
   __device__ CtaRange(const QueryTile* tiles, int kv_heads, const LineRange& range)
@@ -28,7 +34,6 @@ class CtaRange {
       partial = {tile.first_token(),
                  tile.count(),
                  head,
-                 all - kPartialCost,
                  max(own - kPartialCost, 0),
                  end - kPartialCost,
                  first_cta,
@@ -36,6 +41,24 @@ class CtaRange {
                  tile.lengths};
       return;
     }
+  }
+
+  // Of an exact step: how many items there are, and one of them.
+  __device__ int items() const { return range_.end; }
+  __device__ PartialTile item(int index) const {
+    if (index >= range_.end) return {};
+    const int entry = range_.size - 1 - index / kv_heads_, head = index % kv_heads_;
+    const QueryTile tile = tiles_[entry];
+    const int kv_tiles = count_kv_tiles(tile.lengths);
+    const bool is_whole = tile.upto - tile.before == kv_tiles;
+    return {tile.first_token(),
+            tile.count(),
+            head,
+            tile.before,
+            tile.upto,
+            (entry - part_of(tile.before)) * kv_heads_ + head,
+            is_whole ? 1 : count_parts(kv_tiles),
+            tile.lengths};
   }
 
   // What is left.

@@ -6,51 +6,72 @@
 
 namespace photon::cuda {
 
-// What a CTA has in the workspace: a counter for each consumer, of the partial tiles of the query
-// tile that begins in its range and is cut; the sums of the partial tile of one that began in an
-// earlier range; and those of one that goes on in a later range.
+// A slot of the workspace, of a partial tile.
 template <typename Plan>
-class Workspace {
+class Slot {
  public:
-  static constexpr int64_t kPartialWords = balanced_partial_words(Plan::kHeadDim),
-                           kWords = chunk_workspace_words(Plan::kHeadDim, 1);
+  __device__ Slot(float* workspace, int number)
+      : words_(workspace + number * balanced_slot_words(Plan::kHeadDim)) {}
 
-  __device__ explicit Workspace(float* first) : words_(first) {}
-
-  __device__ unsigned* counter(int cta) const {
-    return reinterpret_cast<unsigned*>(words_ + cta * kWords) + own_group();
-  }
+  // Of the group.
+  __device__ unsigned* counter() const { return reinterpret_cast<unsigned*>(words_) + own_group(); }
 
   // A thread's sums: vectors of four, a column of vectors for each thread.
-  __device__ float4* sums(int cta, bool begins) const {
-    return reinterpret_cast<float4*>(partial(cta, begins)) + static_cast<int>(threadIdx.x) -
+  __device__ float4* sums() const {
+    return reinterpret_cast<float4*>(words_ + kBalancedCounters) + static_cast<int>(threadIdx.x) -
            kWarpgroupThreads;
   }
 
   // The highest score and the sum of weights of the thread's rows, the second 8 rows later.
-  __device__ float2* weights(int cta, bool begins) const {
-    return reinterpret_cast<float2*>(partial(cta, begins) + kTileRows * Plan::kHeadDim) + own_row();
+  __device__ float2* weights() const {
+    return reinterpret_cast<float2*>(words_ + kBalancedCounters + kTileRows * Plan::kHeadDim) +
+           own_row();
   }
 
  private:
-  __device__ float* partial(int cta, bool begins) const {
-    return words_ + cta * kWords + kBalancedCounters + begins * kPartialWords;
-  }
-
   float* words_;
 };
 
+// The slots of a call. A CTA has two: that of a query tile that begins in its range and is cut, and
+// that of one that began in an earlier range. Of an exact step, each item has one, and behind these
+// each CTA one for what it adds up by itself.
 template <typename Plan>
-__device__ void leave_partial(const Workspace<Plan>& workspace, int cta, bool begins,
-                              const BalancedSoftmax<Plan>& state) {
-  float4* const sums = workspace.sums(cta, begins);
+class Workspace {
+ public:
+  __device__ explicit Workspace(const PagedAttentionParams& p)
+      : words_(p.workspace), kv_heads_(static_cast<int>(p.kv_heads)), exact_(p.exact) {}
+
+  // Of a query tile's partial tile number `index`.
+  __device__ Slot<Plan> of(const PartialTile& partial, int index) const {
+    const int first = partial.first;
+    return {words_, exact_ ? first + index * kv_heads_ : 2 * (first + index) + (index > 0)};
+  }
+
+  // The number of the CTA's partial tile.
+  __device__ int own_index(const PartialTile& partial) const {
+    return exact_ ? part_of(partial.begin) : static_cast<int>(blockIdx.x) - partial.first;
+  }
+
+  __device__ Slot<Plan> own() const {
+    return {words_, static_cast<int>(gridDim.x * kSpreadSlots + blockIdx.x)};
+  }
+
+ private:
+  float* words_;
+  int kv_heads_;
+  bool exact_;
+};
+
+template <typename Plan>
+__device__ void leave_partial(const Slot<Plan>& slot, const BalancedSoftmax<Plan>& state) {
+  float4* const sums = slot.sums();
 #pragma unroll
   for (int n = 0; n < Plan::kColumns; ++n) {
     sums[n * kConsumers * kWarpgroupThreads] = {state.sum[4 * n], state.sum[4 * n + 1],
                                                 state.sum[4 * n + 2], state.sum[4 * n + 3]};
   }
   if (threadIdx.x % 4 != 0) return;
-  float2* const weights = workspace.weights(cta, begins);
+  float2* const weights = slot.weights();
   weights[0] = {state.high[0], state.total[0]};
   weights[8] = {state.high[1], state.total[1]};
 }
@@ -67,30 +88,40 @@ __device__ inline float2 load_fresh(const float2* pointer) {
   return {__int_as_float(load_fresh(words)), __int_as_float(load_fresh(words + 1))};
 }
 
-// Adds the partial tile that a CTA has left to what is summed already.
-template <typename Plan>
-__device__ void add_partial(const Workspace<Plan>& workspace, int cta, bool begins, float scale,
+// By what sums are multiplied whose highest score is `own`, beside others; of all, `high` is the
+// highest. Exact: what is added to nothing, and what nothing is added to, stays as it is to the
+// bit. So a part in which a row sees no position changes none of its bits.
+__device__ inline float weight_among(float own, float high, float scale, bool exact) {
+  const float base = high == -INFINITY ? 0.0f : high * scale;
+  return exact && own == high ? 1.0f : exp2_approx(fmaf(own, scale, -base));
+}
+
+// Adds the partial tile of a slot to what is summed already; kIsBefore: the other way round.
+template <bool kIsBefore, typename Plan>
+__device__ void add_partial(const Slot<Plan>& slot, float scale, bool exact,
                             BalancedSoftmax<Plan>& state) {
-  const float4* const sums = workspace.sums(cta, begins);
-  float keep[2], gain[2];
+  const float4* const sums = slot.sums();
+  float keep[2], gain[2];  // of what comes first, and of what is added to it
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float2 partial = load_fresh(workspace.weights(cta, begins) + half * 8);
-    const float high = fmaxf(state.high[half], partial.x),
-                base = high == -INFINITY ? 0.0f : high * scale;
-    keep[half] = exp2_approx(fmaf(state.high[half], scale, -base));
-    gain[half] = exp2_approx(fmaf(partial.x, scale, -base));
+    const float2 left = load_fresh(slot.weights() + half * 8),
+                 own = {state.high[half], state.total[half]}, first = kIsBefore ? left : own,
+                 second = kIsBefore ? own : left;
+    const float high = fmaxf(first.x, second.x);
+    keep[half] = weight_among(first.x, high, scale, exact);
+    gain[half] = weight_among(second.x, high, scale, exact);
     state.high[half] = high;
-    state.total[half] = fmaf(state.total[half], keep[half], partial.y * gain[half]);
+    state.total[half] = fmaf(first.y, keep[half], second.y * gain[half]);
   }
 #pragma unroll
   for (int n = 0; n < Plan::kColumns; ++n) {
-    const float4 partial = load_fresh(sums + n * kConsumers * kWarpgroupThreads);
-    const float own[4] = {partial.x, partial.y, partial.z, partial.w};
+    const float4 loaded = load_fresh(sums + n * kConsumers * kWarpgroupThreads);
+    const float left[4] = {loaded.x, loaded.y, loaded.z, loaded.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float& sum = state.sum[4 * n + i];
-      sum = fmaf(sum, keep[i / 2], own[i] * gain[i / 2]);
+      const float first = kIsBefore ? left[i] : sum, second = kIsBefore ? sum : left[i];
+      sum = fmaf(first, keep[i / 2], second * gain[i / 2]);
     }
   }
 }
@@ -100,21 +131,21 @@ __device__ void add_partial(const Workspace<Plan>& workspace, int cta, bool begi
 template <typename Plan>
 __device__ bool merge_partials(const PagedAttentionParams& p, const PartialTile& partial,
                                BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
-  const Workspace<Plan> workspace(p.workspace);
-  const int cta = static_cast<int>(blockIdx.x), barrier = kConsumerBarrier + own_group();
-  leave_partial(workspace, cta, partial.begin == 0, state);
+  const Workspace<Plan> workspace(p);
+  const int barrier = kConsumerBarrier + own_group();
+  leave_partial(workspace.of(partial, workspace.own_index(partial)), state);
   sync_threads(barrier, kWarpgroupThreads);
   int32_t& is_last = shared.is_last[own_group()];
   if (threadIdx.x % kWarpgroupThreads == 0) {
     const unsigned last = partial.count - 1;
-    is_last = count_round(workspace.counter(partial.first_cta), last) == last;
+    is_last = count_round(workspace.of(partial, 0).counter(), last) == last;
   }
   sync_threads(barrier, kWarpgroupThreads);
   const bool merges = is_last != 0;
   if (!merges) return false;
   state = {};
   for (int i = 0; i < partial.count; ++i)
-    add_partial(workspace, partial.first_cta + i, i == 0, p.scale * kLog2E, state);
+    add_partial<false>(workspace.of(partial, i), p.scale * kLog2E, p.exact, state);
   return true;
 }
 
@@ -147,26 +178,46 @@ __device__ void store_rows(const PagedAttentionParams& p, const PartialTile& par
   }
 }
 
-// The consumers: two warpgroups, each with half of the rows of every partial tile of the range,
-// `partial` and those behind it.
+// Up to which KV tile sums from `begin` on start at zero: of a whole context in an exact step, a
+// part; else all.
+__device__ inline int sums_end(const PartialTile& partial, int begin, bool exact) {
+  return exact ? min(part_begin(part_of(begin) + 1), partial.end) : partial.end;
+}
+
+// The consumers: two warpgroups, each with half of the rows of every partial tile, `partial` and
+// those that the producer tells. Parts of a whole context are added up one by one, in a slot.
 template <typename Plan>
 __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
-                        PartialTile partial, CtaRange range, BalancedShared<Plan>& shared) {
+                        PartialTile partial, BalancedShared<Plan>& shared) {
   wait_for_earlier();
-  for (int number = 0, index = 0; partial.is_there(); range.next(partial), ++number) {
+  for (int number = 0, index = 0, begin = partial.begin; partial.is_there();) {
     const RowLengths lengths(tokens, partial);
     Bf16* const queries = shared.queries[number % 2];
     BalancedSoftmax<Plan> state;
     wait_barrier(&shared.has_queries[number % 2], parity_of(number));
     fence_async_shared();  // threads have copied them
-    attend_partial(p, partial, lengths, queries, index, shared, state);
-    index += partial.end - partial.begin;
+    const int end = sums_end(partial, begin, p.exact);
+    attend_tiles(p, begin, end, index - begin, lengths, queries, shared, state);
+    index += end - begin;
+    const Slot<Plan> sums = Workspace<Plan>(p).own();
+    if (begin > partial.begin) add_partial<true>(sums, p.scale * kLog2E, true, state);
+    if (end < partial.end) {
+      __syncwarp();  // all lanes have read what is there
+      leave_partial(sums, state);
+      __syncwarp();
+      begin = end;
+      continue;
+    }
     const int32_t* const poisoned = shared.poisoned[number % 2];
     if (poisoned[Plan::kHeadDim] != INT_MAX) spoil_sums(state, lengths, poisoned);
     sync_threads(kConsumerBarrier + own_group(), kWarpgroupThreads);  // all have read the queries
     if (partial.is_whole() || merge_partials(p, partial, shared, state))
       store_rows(p, partial, tokens.sharers, state, queries);
     arrive(&shared.queries_read[number % 2]);
+    ++number;
+    wait_barrier(&shared.has_queries[number % 2], parity_of(number));
+    partial = shared.partials[number % 2];
+    begin = partial.begin;
   }
 }
 

@@ -54,6 +54,8 @@ struct BalancedShared {
                                             // value was not finite, and so was hidden; INT_MAX:
                                             // none. Of all dims, at the end
   int32_t is_last[kConsumers];
+  PartialTile partials[2];  // what the queries of the same place are of; none: the end
+  int32_t claimed;          // of an exact step: the item behind the one that is copied
 };
 
 // A place in the ring of tiles of keys or of values, or of queries: the index of the tile, and the
@@ -199,22 +201,76 @@ __device__ void hide_values(Bf16* values, int32_t first_position, const Lengths&
   }
 }
 
+// What a CTA does one after the other, as its producer finds out and tells the consumers: the
+// partial tiles of its range, or the items of an exact step that it takes. All threads of the
+// producer must call all of it.
+template <typename Plan>
+class PartialTiles {
+ public:
+  __device__ PartialTiles(const PagedAttentionParams& p, const CtaRange& range,
+                          BalancedShared<Plan>& shared)
+      : range_(range),
+        shared_(shared),
+        counter_(reinterpret_cast<unsigned*>(p.workspace) + kConsumers),
+        is_exact_(p.exact) {}
+
+  // Tells the consumers what the queries to come are of; behind a barrier, and in front of one.
+  __device__ void tell(int number, const PartialTile& partial) {
+    if (is_first()) shared_.partials[number % 2] = partial;
+  }
+
+  // Takes the next item of an exact step. Its number comes from L2; nobody waits for that before
+  // next().
+  __device__ void claim() {
+    if (is_exact_ && is_first()) claimed_ = count_round(counter_, range_.items() - 1) + gridDim.x;
+  }
+
+  // Moves to what has been taken, or to the range's next partial tile.
+  __device__ void next(PartialTile& partial) {
+    if (!is_exact_) return range_.next(partial);
+    if (is_first()) shared_.claimed = claimed_;
+    sync_threads(kProducerBarrier, kWarpgroupThreads);
+    partial = range_.item(shared_.claimed);
+  }
+
+  // Tells the consumers that there is no other.
+  __device__ void end(int number) {
+    if (number == 0) return;
+    wait_barrier(&shared_.queries_read[number % 2], parity_of(number) ^ 1);
+    tell(number, {});
+    sync_threads(kProducerBarrier, kWarpgroupThreads);
+    arrive(&shared_.has_queries[number % 2]);
+  }
+
+ private:
+  __device__ static bool is_first() { return threadIdx.x % kWarpgroupThreads == 0; }
+
+  CtaRange range_;
+  BalancedShared<Plan>& shared_;
+  unsigned* counter_;
+  int claimed_ = 0;
+  bool is_exact_;
+};
+
 // The producer: one warpgroup, which copies what the range's partial tiles need, `next` and those
 // behind it. What it has to know of a partial tile it finds out while it copies the one before; of
 // the first, while the kernels before still run.
 template <typename Plan>
 __device__ void produce(const PagedAttentionParams& p, const TileTensors& tensors, PartialTile next,
-                        CtaRange range, int sharers, BalancedShared<Plan>& shared) {
+                        const CtaRange& range, int sharers, BalancedShared<Plan>& shared) {
   KeyRuns runs = look_up(p.cache, next.lengths, next.begin * kTileKeys);
+  PartialTiles<Plan> partials(p, range, shared);
   wait_for_earlier();
   fence_async_global();
-  for (int number = 0, index = 0, looked_into = 0; next.is_there(); ++number) {
+  int number = 0;
+  for (int index = 0, looked_into = 0; next.is_there(); ++number) {
     const PartialTile partial = next;
     const Lengths lengths = partial.lengths;
     int32_t* const poisoned = shared.poisoned[number % 2];
     wait_barrier(&shared.queries_read[number % 2], parity_of(number) ^ 1);
     for (int d = threadIdx.x % kWarpgroupThreads; d <= Plan::kHeadDim; d += kWarpgroupThreads)
       poisoned[d] = INT_MAX;
+    partials.tell(number, partial);
     sync_threads(kProducerBarrier, kWarpgroupThreads);
     copy_queries<Plan>(p, partial, sharers, shared.queries[number % 2]);
     arrive_when_copied(&shared.has_queries[number % 2]);
@@ -225,10 +281,11 @@ __device__ void produce(const PagedAttentionParams& p, const TileTensors& tensor
       wait_barrier(&shared.keys_read[stage], parity_of(index) ^ 1);
       copy_tile<Plan>(tensors.k_map, tensors.k, partial.kv_head, own, shared.keys[stage],
                       &shared.has_keys[stage]);
+      if (kv_tile == max(partial.end - 2, partial.begin)) partials.claim();
       if (kv_tile + 1 < partial.end) {
         runs = look_up(p.cache, lengths, first_position + kTileKeys);
       } else {
-        range.next(next);
+        partials.next(next);
         runs = look_up(p.cache, next.lengths, next.begin * kTileKeys);
       }
       wait_barrier(&shared.values_read[stage], parity_of(index) ^ 1);
@@ -243,6 +300,7 @@ __device__ void produce(const PagedAttentionParams& p, const TileTensors& tensor
       if (threadIdx.x % kWarpSize == 0) arrive(&shared.has_values[stage]);
     }
   }
+  partials.end(number);
 }
 
 }  // namespace photon::cuda

@@ -15,6 +15,10 @@ constexpr int kTileRows = kBalancedRows;
 constexpr int kPartialCost = 2;  // KV tiles that a query tile's begin and end take as long as
 constexpr int32_t kNoRow = -1;
 
+__device__ inline int count_kv_tiles(const Lengths& lengths) {
+  return (lengths.most + kTileKeys - 1) / kTileKeys;
+}
+
 __device__ inline int32_t warp_least(int32_t v) { return __reduce_min_sync(kFullWarp, v); }
 __device__ inline int32_t warp_most(int32_t v) { return __reduce_max_sync(kFullWarp, v); }
 
@@ -55,7 +59,8 @@ struct StepTokens {
 
 __device__ inline PlanSizes plan_sizes(const PagedAttentionParams& p, int ctas) {
   return {static_cast<int32_t>(p.tokens), ctas, static_cast<int32_t>(p.kv_heads),
-          static_cast<int32_t>(p.q_heads) / static_cast<int32_t>(p.kv_heads)};
+          static_cast<int16_t>(static_cast<int32_t>(p.q_heads) / static_cast<int32_t>(p.kv_heads)),
+          static_cast<int16_t>(p.exact)};
 }
 
 }  // namespace photon::cuda
