@@ -163,6 +163,8 @@ class KernelPlan:
         chunks: steps with chunks of prompts.
         balanced_attention: with `hopper`, attention of chunks deals the work of a step evenly to
             all SMs, so that a token's bits depend on what else is in the step.
+        exact_attention: with `balanced_attention`, it cuts contexts at positions that are always
+            the same, so that they do not.
         batch_attention: with `hopper`, so do those of many decode tokens, whose attention sums in
             the order that is fastest.
 
@@ -173,11 +175,13 @@ class KernelPlan:
     decode: ExecutionModes = ExecutionModes()
     chunks: ExecutionModes = ExecutionModes()
     balanced_attention: bool = False
+    exact_attention: bool = False
     batch_attention: bool = False
 
     def __post_init__(self) -> None:
         check_flag("KernelPlan: hopper", self.hopper)
         check_flag("KernelPlan: balanced_attention", self.balanced_attention)
+        check_flag("KernelPlan: exact_attention", self.exact_attention)
         check_flag("KernelPlan: batch_attention", self.batch_attention)
         for name, modes in (("decode", self.decode), ("chunks", self.chunks)):
             if not isinstance(modes, ExecutionModes):
@@ -195,13 +199,14 @@ def plan_kernels(
     use dataclasses.replace.
 
     `backend`: None is hopper where it runs. `exact`: nothing goes through torch or a batch's
-    linears, because the order in which their products sum depends on the number of tokens, and
-    nothing is dealt evenly or attends as a batch, which depends on the step. Whether the
-    Hopper kernels take all of the model, which an exact engine asks, `hopper_unsupported` says.
+    linears, because the order in which their products sum depends on the number of tokens, no
+    decode token attends as a batch, and contexts of chunks are cut as `exact_attention` has it.
+    Whether the Hopper kernels take all of the model, which an exact engine asks,
+    `hopper_unsupported` says.
 
     Fused linears give a token the same bits in every step; attention by Hopper kernels gives it
     others in a chunk than where it decodes. What else is in the step changes no bits, unless
-    `balanced_attention` or `batch_attention` is set.
+    `balanced_attention` is set without `exact_attention`, or `batch_attention` is.
     Steps with chunks are fused only where Hopper kernels take all linears. Where weights are stored
     in fewer bits (`ModelConfig.quantization`), no step is, unless Hopper kernels take all linears:
     steps go op by op through the portable ones. Those of more tokens than a batch's linears take go
@@ -212,10 +217,12 @@ def plan_kernels(
     check_flag("exact", exact)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {shown(dtype)}; give {', '.join(map(repr, DTYPES))}")
-    torch_too = target.capability is not None and not exact
+    is_gpu = target.capability is not None
+    torch_too = is_gpu and not exact
     plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
     if choose_backend(backend, target, dtype) == "portable":
         return KernelPlan(False, plain, plain)
+    attention = is_gpu, is_gpu and exact, torch_too
     fits = linears_unsupported(config, target, dtype) is None
     batch = torch_too and batch_unsupported(config, target, dtype) is None
     most = FUSED_TOKENS if torch_too else ALL
@@ -225,10 +232,10 @@ def plan_kernels(
             least = least_stored_batch_tokens(config)
             few_bits = replace(few_bits, batch_tokens=STORED_BATCH_TOKENS, least_batch_tokens=least)
         modes = few_bits if fits else plain
-        return KernelPlan(True, modes, modes, torch_too, torch_too)
+        return KernelPlan(True, modes, modes, *attention)
     fused = ExecutionModes(most, plain.own_tokens, most_batch_tokens(config) if batch else 0)
     chunks = fused if fits else plain
-    return KernelPlan(True, fused, chunks, balanced_attention=torch_too, batch_attention=torch_too)
+    return KernelPlan(True, fused, chunks, *attention)
 
 
 def most_batch_tokens(config: ModelConfig) -> int:
@@ -407,13 +414,18 @@ def chunk_attention_unsupported(config: ModelConfig, target: Target, dtype: str)
 
 
 def balanced_attention_unsupported(
-    config: ModelConfig, target: Target, dtype: str, page_size: int, fp8_kv: bool = False
+    config: ModelConfig,
+    target: Target,
+    dtype: str,
+    page_size: int,
+    fp8_kv: bool = False,
+    tokens: int = 1,
 ) -> str | None:
-    """Of attention of chunks as KernelPlan.balanced_attention has it; where it does not take the
-    model, or keys and values in fp8, chunks attend as without.
+    """Of attention of chunks as KernelPlan.balanced_attention has it, in steps of so many tokens;
+    where it does not take the model, or keys and values in fp8, chunks attend as without.
     """
     heads = config.q_heads, config.kv_heads, config.head_dim
-    return _C.plan_paged_attention(target.gpu, dtype, 1, *heads, page_size, fp8_kv=fp8_kv)[1]
+    return _C.plan_paged_attention(target.gpu, dtype, tokens, *heads, page_size, fp8_kv=fp8_kv)[1]
 
 
 def link_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:

@@ -140,9 +140,10 @@ def test_the_kernels_that_a_plan_names_are_those_that_run(emulated: Path, case: 
     plan = plan_kernels(config, target, case.dtype, case.backend, case.exact)
     entries = step_kernels(Setting(config, target, case.dtype, plan, fp8_kv=case.fp8_kv))
     modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
+    attention = plan.balanced_attention, plan.exact_attention, plan.batch_attention
     given = {
         "shape": case.shape,
-        "plan": [plan.hopper, *modes, plan.balanced_attention, plan.batch_attention],
+        "plan": [plan.hopper, *modes, *attention],
         "dtype": case.dtype,
         "quantize": case.quantize,
         "kv_dtype": "fp8" if case.fp8_kv else None,

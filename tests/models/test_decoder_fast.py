@@ -21,6 +21,8 @@ from photon_ext.models.kernel_plan import (
     NARROW_BATCH_TOKENS,
     ExecutionModes,
     KernelPlan,
+    gpu_target,
+    plan_kernels,
 )
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
@@ -43,6 +45,8 @@ CONFIGS = {
 PROMPT = [(7 * i) % 131 for i in range(40)]
 LONG = [(5 * i + i // 7) % 131 for i in range(140)]  # of three groups of tokens
 BATCHES = (1, 2, 7, 8, 9, 16, 31, 33, 64)
+# Of pages: of those of 16 tokens balanced attention reads chunks, of others chunk attention.
+PAGE_SIZES = pytest.mark.parametrize("page_size", [4, 16])
 
 
 @cache
@@ -61,6 +65,11 @@ def harness(name: str, device: str, dtype: torch.dtype, hopper: bool, **sizes: A
     ):
         slot.copy_((values if slot_name.endswith("norm.weight") else 10 * values).bfloat16())
     return Harness(config, weights, hopper=hopper, **{"exact": True, **sizes})
+
+
+def exact_plan(name: str) -> KernelPlan:
+    """Of an exact engine on a GPU."""
+    return plan_kernels(CONFIGS[name], gpu_target((9, 0)), "bfloat16", "hopper", exact=True)
 
 
 def next_logits(decoder: Harness, count: int = 3) -> torch.Tensor:
@@ -182,14 +191,14 @@ def test_linears_of_many_tokens_have_a_workspace(op: str, monkeypatch: pytest.Mo
     assert all(options["workspace"].numel() >= needed for options in given)
 
 
+@PAGE_SIZES
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(
-    name: str, device: str
+    name: str, device: str, page_size: int
 ) -> None:
-    decoder = harness(
-        name, device, torch.bfloat16, hopper=True, max_len=len(LONG), max_step_tokens=len(LONG) + 60
-    )
+    sizes = {"max_len": len(LONG), "max_step_tokens": len(LONG) + 60, "page_size": page_size}
+    decoder = harness(name, device, torch.bfloat16, hopper=True, plan=exact_plan(name), **sizes)
     whole = decoder.prefill([Chunk(1, 0, LONG)])
     for cut in (1, 70):
         decoder.prefill([Chunk(2, 0, LONG[:cut])], padding=3)
@@ -212,11 +221,13 @@ def mixed_and_separate(decoder: Harness) -> tuple[torch.Tensor, torch.Tensor]:
     return mixed, torch.cat([decoder.step(StepKind.DECODE, decodes), decoder.prefill(chunks)])
 
 
+@PAGE_SIZES
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_token_has_the_same_bits_in_a_mixed_step(device: str) -> None:
+def test_a_token_has_the_same_bits_in_a_mixed_step(device: str, page_size: int) -> None:
     """Of a model whose linears all have Hopper kernels, so that all steps are fused."""
-    sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
-    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True, **sizes)
+    name = "llama-6-2-64-tied"
+    sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG), "page_size": page_size}
+    decoder = harness(name, device, torch.bfloat16, hopper=True, plan=exact_plan(name), **sizes)
     mixed, separate = mixed_and_separate(decoder)
     assert torch.equal(mixed, separate)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import photon_ext
+from photon_ext import ops
 from photon_ext.checks import Backend
 from photon_ext.cli.step_kernels import Entry, Setting, step_kernels
 from photon_ext.engine import Engine, EngineOptions
@@ -38,6 +39,7 @@ from photon_ext.models.kernel_plan import (
     plan_projection,
     roomy_config,
 )
+from photon_ext.models.layers import attention
 from photon_ext.models.projections import layer_projections
 from photon_ext.models.quantization import ModuleFormats, StoredFormat
 from photon_ext.models.requantize import in_groups, requantized
@@ -110,23 +112,44 @@ def test_many_rows_attend_by_one_warp_ctas_where_heads_have_128_dims(
     assert runs(entries, "chunks", "rotation") == [(1, None, "rope_append_kv")]
 
 
-def test_chunks_attend_balanced_but_where_bits_must_not_depend_on_the_step() -> None:
+def test_chunks_attend_balanced_and_with_exact_by_cuts_that_are_always_the_same() -> None:
     """In pages of whole runs of 16, heads of 64 or 128 dims, and on devices with the kernels."""
     config = NAMED_SHAPES["qwen3-4b"]
     op = "chunks", "attention of chunks"
     plan = plan_kernels(config, H200, "bfloat16")
-    assert plan.balanced_attention
-    assert plan.batch_attention
-    assert not plan_kernels(config, H200, "bfloat16", exact=True).batch_attention
+    assert (plan.balanced_attention, plan.exact_attention, plan.batch_attention) == (1, 0, 1)
+    exact = plan_kernels(config, H200, "bfloat16", exact=True)
+    assert (exact.balanced_attention, exact.exact_attention, exact.batch_attention) == (1, 1, 0)
     balanced = [(1, 4096, "balanced_attention"), (4097, None, "chunk_attention")]
     assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 32)), *op) == balanced
     otherwise = [(1, None, "chunk_attention")]
-    assert runs(table(config, exact=True), *op) == otherwise
+    assert runs(table(config, exact=True), *op) == balanced
     assert runs(step_kernels(Setting(config, H200, "bfloat16", plan, 24)), *op) == otherwise
     assert runs(table(replace(config, head_dim=96)), *op) == otherwise
     assert not plan_kernels(config, H200, "bfloat16", "portable").balanced_attention
     why = balanced_attention_unsupported(config, H200, "bfloat16", 24)
     assert why == "the page size is not a multiple of 16 (24)"
+
+
+def test_exact_attention_has_a_workspace_where_no_step_would_do_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the bits of a token would depend on how many others its step has."""
+    config = NAMED_SHAPES["qwen3-4b"]
+    monkeypatch.setattr(attention, "target_of", lambda _: H200)
+
+    def words(tokens: int, exact: bool, page_size: int = 16) -> tuple[int, int]:
+        plan = plan_kernels(config, H200, "bfloat16", exact=exact)
+        sizes = plan, tokens, 8, page_size, torch.bfloat16, CPU, False
+        return attention.attention_words(config, *sizes)[1:]
+
+    ctas = attention.most_ctas(CPU)
+    for exact in (False, True):
+        room = ops.chunk_workspace_words(128, ctas, exact)
+        assert words(4096, exact) == (room, ops.chunk_plan_words(4096, ctas, exact))
+        assert words(4096, exact, page_size=24) == (0, 0)
+    assert words(4097, exact=True) == (0, 0)
+    assert words(4097, exact=False) != (0, 0)
 
 
 def test_one_warp_ctas_need_pages_of_whole_tiles_and_few_query_heads() -> None:
@@ -152,7 +175,7 @@ def test_a_narrow_mlp_has_no_workspace_for_large_linears() -> None:
     entries = table(replace(CONFIG, hidden=576, intermediate=192), exact=True)
     assert runs(entries, "decode", "q, k, v")[1:] == [(9, 64, "mid"), (65, None, "mid")]
     assert runs(entries, "decode", "o")[-1] == (65, None, "large")
-    (why,) = {entry.why for entry in entries if entry.why}
+    (why,) = {entry.why for entry in entries if entry.why and entry.op in LINEARS}
     assert why == "in groups of 64 tokens, for want of a workspace"
 
 
@@ -219,7 +242,7 @@ def test_keys_and_values_in_fp8_are_read_by_split_and_chunk_attention(exact: boo
     attention = [entry for entry in entries if entry.op.startswith("attention")]
     assert {(entry.op, entry.kernel, entry.why) for entry in attention} == {
         ("attention", "split_attention", None),
-        ("attention of chunks", "chunk_attention", None if exact else why),
+        ("attention of chunks", "chunk_attention", why),
         ("attention of decode rows", "split_attention", None),
     }
     others = [entry for entry in table(config, exact=exact) if not entry.op.startswith("attention")]
@@ -503,6 +526,10 @@ def test_a_plan_that_is_none_is_refused() -> None:
         (
             lambda: KernelPlan(balanced_attention=1),
             "KernelPlan: balanced_attention is 1; give True or False",
+        ),
+        (
+            lambda: KernelPlan(exact_attention=1),
+            "KernelPlan: exact_attention is 1; give True or False",
         ),
         (
             lambda: KernelPlan(batch_attention=1),

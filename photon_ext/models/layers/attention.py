@@ -113,17 +113,20 @@ def attention_words(
     device: torch.device,
     fp8_kv: bool,
 ) -> AttentionWords:
-    """What the plan's kernels need in steps of up to so many tokens and segments."""
+    """What the plan's kernels need in steps of up to so many tokens and segments. Chunks of exact
+    attention have a workspace only where none of these steps would have to do without.
+    """
     decode = chunks = chunk_plan = 0
     if plan.hopper:
         heads = config.q_heads, config.kv_heads, config.head_dim
         decode = ops.attention_workspace_words(max_segments, *heads)
     if plan.balanced_attention:
-        target, name = target_of(device), dtype_name(dtype)
-        if balanced_attention_unsupported(config, target, name, page_size, fp8_kv) is None:
+        target, name, exact = target_of(device), dtype_name(dtype), plan.exact_attention
+        asked = page_size, fp8_kv, max_step_tokens if exact else 1
+        if balanced_attention_unsupported(config, target, name, *asked) is None:
             ctas = most_ctas(device)
-            chunks = ops.chunk_workspace_words(config.head_dim, ctas)
-            chunk_plan = ops.chunk_plan_words(max_step_tokens, ctas)
+            chunks = ops.chunk_workspace_words(config.head_dim, ctas, exact)
+            chunk_plan = ops.chunk_plan_words(max_step_tokens, ctas, exact)
     return AttentionWords(decode, chunks, chunk_plan)
 
 
@@ -152,6 +155,7 @@ class PagedAttention:
         device, fp8_kv = kv.keys[0].device, kv.scales[0] is not None
         hopper = plan.hopper
         self._config, self._kv, self._hopper, self._batch = config, kv, hopper, plan.batch_attention
+        self._exact = plan.exact_attention
         self._tables = {
             rotates: (rope_tables if rotates else identity_tables)(config, max_len, device)
             for rotates in {layer.rotates for layer in layers}
@@ -182,6 +186,7 @@ class PagedAttention:
             step.page_table,
             workspace,
             step.counts if step.kind is StepKind.MIXED else None,
+            exact=self._exact,
         )
 
     def attend(
@@ -284,6 +289,7 @@ class PagedAttention:
             pdl=True,  # what it reads ahead was there before the step's first layer
             kv_scale=scales,
             plan=self._chunk_plan,
+            exact=self._exact,
         )
 
     def _heads(
