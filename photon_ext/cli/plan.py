@@ -28,6 +28,10 @@ from photon_ext.models.shapes import NAMED_SHAPES
 
 DEFAULT_GPU = "h200"
 _TITLES = {"decode": "decode steps, by tokens", "chunks": "steps with chunks of prompts, by tokens"}
+_EXACT = (
+    "balanced_attention cuts contexts at fixed positions; an engine whose steps may have more than "
+    "4,096 tokens attends to chunks by chunk_attention in all of them"
+)
 _LEGEND = f"""\
 {WITHIN}: part of another kernel; {TORCH}: torch's products; \
 the others: csrc/cuda, less "_kernel"
@@ -74,7 +78,9 @@ def planned(arguments: argparse.Namespace) -> str:
         lines.append(f"an engine with exact=True refuses this: {unsupported}")
     for step, title in _TITLES.items():
         lines += ["", *_block(title, [entry for entry in entries if entry.step == step])]
-    return "\n".join([*lines, "", *_reasons(entries), _LEGEND])
+    runs_exact = plan.exact_attention and any(one.kernel == "balanced_attention" for one in entries)
+    notes = [f"exact: {_EXACT}"] if runs_exact else []
+    return "\n".join([*lines, "", *_reasons(entries), *notes, _LEGEND])
 
 
 def _config(model: str) -> ModelConfig:

@@ -112,6 +112,9 @@ def test_a_plan_is_a_table_of_ops_by_tokens(capsys: pytest.CaptureFixture[str]) 
     assert ["attention", *["split_attention"] * 2, *["batch_attention"] * 2] in lines
     chunks = [*["balanced_attention"] * 4, "chunk_attention*"]  # of more than 4,096 tokens
     assert ["attention", "of", "chunks", *chunks] in lines
+    assert "fixed positions" not in out
+    _, out, _ = run(capsys, "info", "--plan", "qwen3-4b", "--device", "h200", "--exact")
+    assert "exact: balanced_attention cuts contexts at fixed positions" in out
 
 
 def test_a_plan_says_why_a_kernel_is_not_the_one_that_was_asked_for(
@@ -138,6 +141,8 @@ def test_a_plan_of_keys_and_values_in_fp8_runs_chunk_attention_and_says_why(
     assert ["attention", "of", "chunks", *["chunk_attention*"] * 4] in lines
     why = "keys and values are fp8, which balanced attention does not read"
     assert f"* chunk_attention (attention of chunks): {why}" in out
+    _, out, _ = run(capsys, "info", *fp8, "--exact")
+    assert "fixed positions" not in out
     _, out, _ = run(capsys, "info", *fp8, "--json")
     assert json.loads(out)["kv_dtype"] == "fp8"
     _, _, err = run(capsys, "info", "--kv-dtype", "fp8")
