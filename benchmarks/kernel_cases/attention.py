@@ -32,8 +32,9 @@ DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "
 PLAN = "chunk_plan_into"
 WAYS = ("portable", "hopper")
 BALANCED = "balanced"  # Hopper's with a workspace: dealt evenly to all SMs
+EXACT = "exact"  # the same, with cuts that do not depend on the step
 FP8 = "fp8"  # Hopper's of keys and values in fp8
-CHUNK_WAYS = (*WAYS, BALANCED, FP8)
+CHUNK_WAYS = (*WAYS, BALANCED, EXACT, FP8)
 MOST_CTAS = 256  # at least as many as a GPU has SMs
 APPEND_RUNS = 16
 CHECKED_TOKENS = 4  # the reference takes tokens one by one
@@ -174,15 +175,16 @@ def _workspace(at: Setting) -> torch.Tensor:
     return torch.zeros(words, dtype=torch.float32, device=at.device)
 
 
-def _balanced(
-    at: Setting, q: torch.Tensor, pages: Pages, meta: torch.Tensor
-) -> dict[str, torch.Tensor]:
+def _balanced(at: Setting, q: torch.Tensor, pages: Pages, meta: torch.Tensor) -> dict[str, Any]:
     """Scratch memory, zeroed once, and the plan of a step, which is written once, not timed."""
-    words = ops.chunk_workspace_words(at.config.head_dim, MOST_CTAS)
+    exact = at.way == EXACT
+    words = ops.chunk_workspace_words(at.config.head_dim, MOST_CTAS, exact)
     workspace = torch.zeros(words, dtype=torch.float32, device=at.device)
-    plan = torch.zeros(ops.chunk_plan_words(len(q), MOST_CTAS), dtype=torch.int32, device=at.device)
-    ops.chunk_plan_into(plan, q, pages.k, pages.v, meta, pages.tables[0], workspace)
-    return {"workspace": workspace, "plan": plan}
+    words = ops.chunk_plan_words(len(q), MOST_CTAS, exact)
+    plan = torch.zeros(words, dtype=torch.int32, device=at.device)
+    step = meta, pages.tables[0], workspace
+    ops.chunk_plan_into(plan, q, pages.k, pages.v, *step, exact=exact)
+    return {"workspace": workspace, "plan": plan, "exact": exact}
 
 
 def _append(at: Setting) -> Case:
@@ -219,9 +221,9 @@ def _chunk(at: Setting) -> Case:
     out, scale = at.unwritten(*q.shape), at.config.head_dim**-0.5
     segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
     given = (out, q, pages.k, pages.v, meta, segments)
-    options: dict[str, Any] = {"way": "hopper" if at.way in (BALANCED, FP8) else at.way}
+    options: dict[str, Any] = {"way": at.way if at.way in WAYS else "hopper"}
     options |= {"kv_scale": pages.scale, "pdl": at.pdl}
-    if at.way == BALANCED:
+    if at.way in (BALANCED, EXACT):
         options |= _balanced(at, q, pages, meta)
     runs = [bind(CHUNK, *given, table, scale, **options) for table in pages.tables]
 
