@@ -178,6 +178,20 @@ __device__ void store_rows(const PagedAttentionParams& p, const PartialTile& par
   }
 }
 
+// Turns the sums of partial tile `number` into outputs, where no other CTA has to, and gives its
+// queries' place back.
+template <typename Plan>
+__device__ void finish_partial(const PagedAttentionParams& p, const PartialTile& partial,
+                               const RowLengths& lengths, int sharers, int number,
+                               BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
+  const int32_t* const poisoned = shared.poisoned[number % 2];
+  if (poisoned[Plan::kHeadDim] != INT_MAX) spoil_sums(state, lengths, poisoned);
+  sync_threads(kConsumerBarrier + own_group(), kWarpgroupThreads);  // all have read the queries
+  if (partial.is_whole() || merge_partials(p, partial, shared, state))
+    store_rows(p, partial, sharers, state, shared.queries[number % 2]);
+  arrive(&shared.queries_read[number % 2]);
+}
+
 // Up to which KV tile sums from `begin` on start at zero: of a whole context in an exact step, a
 // part; else all.
 __device__ inline int sums_end(const PartialTile& partial, int begin, bool exact) {
@@ -192,12 +206,11 @@ __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
   wait_for_earlier();
   for (int number = 0, index = 0, begin = partial.begin; partial.is_there();) {
     const RowLengths lengths(tokens, partial);
-    Bf16* const queries = shared.queries[number % 2];
     BalancedSoftmax<Plan> state;
     wait_barrier(&shared.has_queries[number % 2], parity_of(number));
     fence_async_shared();  // threads have copied them
     const int end = sums_end(partial, begin, p.exact);
-    attend_tiles(p, begin, end, index - begin, lengths, queries, shared, state);
+    attend_tiles(p, begin, end, index - begin, lengths, shared.queries[number % 2], shared, state);
     index += end - begin;
     const Slot<Plan> sums = Workspace<Plan>(p).own();
     if (begin > partial.begin) add_partial<true>(sums, p.scale * kLog2E, true, state);
@@ -208,13 +221,7 @@ __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
       begin = end;
       continue;
     }
-    const int32_t* const poisoned = shared.poisoned[number % 2];
-    if (poisoned[Plan::kHeadDim] != INT_MAX) spoil_sums(state, lengths, poisoned);
-    sync_threads(kConsumerBarrier + own_group(), kWarpgroupThreads);  // all have read the queries
-    if (partial.is_whole() || merge_partials(p, partial, shared, state))
-      store_rows(p, partial, tokens.sharers, state, queries);
-    arrive(&shared.queries_read[number % 2]);
-    ++number;
+    finish_partial(p, partial, lengths, tokens.sharers, number++, shared, state);
     wait_barrier(&shared.has_queries[number % 2], parity_of(number));
     partial = shared.partials[number % 2];
     begin = partial.begin;
