@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
       clear_dead_tokens<Plan>(p, tokens);
     } else {
       grow_registers<216>();
-      consume(p, tokens, own.first, shared);
+      consume(p, tokens, own.first, range, shared);
     }
   }
 }
@@ -102,8 +102,11 @@ static_assert(kBalancedTileKeys == kTileKeys && kBalancedTileCost == kPartialCos
 }  // namespace
 
 int balanced_attention(const PagedAttentionParams& p, void* stream) {
-  return p.head_dim == 64 ? launch_balanced<BalancedPlan<64>>(p, stream)
-                          : launch_balanced<BalancedPlan<128>>(p, stream);
+  if (p.head_dim == 64)
+    return p.exact ? launch_balanced<BalancedPlan<64, true>>(p, stream)
+                   : launch_balanced<BalancedPlan<64, false>>(p, stream);
+  return p.exact ? launch_balanced<BalancedPlan<128, true>>(p, stream)
+                 : launch_balanced<BalancedPlan<128, false>>(p, stream);
 }
 
 }  // namespace photon::cuda

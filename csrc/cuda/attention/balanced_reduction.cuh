@@ -39,17 +39,17 @@ template <typename Plan>
 class Workspace {
  public:
   __device__ explicit Workspace(const PagedAttentionParams& p)
-      : words_(p.workspace), kv_heads_(static_cast<int>(p.kv_heads)), exact_(p.exact) {}
+      : words_(p.workspace), kv_heads_(static_cast<int>(p.kv_heads)) {}
 
   // Of a query tile's partial tile number `index`.
   __device__ Slot<Plan> of(const PartialTile& partial, int index) const {
     const int first = partial.first;
-    return {words_, exact_ ? first + index * kv_heads_ : 2 * (first + index) + (index > 0)};
+    return {words_, Plan::kIsExact ? first + index * kv_heads_ : 2 * (first + index) + (index > 0)};
   }
 
   // The number of the CTA's partial tile.
   __device__ int own_index(const PartialTile& partial) const {
-    return exact_ ? part_of(partial.begin) : static_cast<int>(blockIdx.x) - partial.first;
+    return Plan::kIsExact ? part_of(partial.begin) : static_cast<int>(blockIdx.x) - partial.first;
   }
 
   __device__ Slot<Plan> own() const {
@@ -59,7 +59,6 @@ class Workspace {
  private:
   float* words_;
   int kv_heads_;
-  bool exact_;
 };
 
 template <typename Plan>
@@ -91,15 +90,15 @@ __device__ inline float2 load_fresh(const float2* pointer) {
 // By what sums are multiplied whose highest score is `own`, beside others; of all, `high` is the
 // highest. Exact: what is added to nothing, and what nothing is added to, stays as it is to the
 // bit. So a part in which a row sees no position changes none of its bits.
-__device__ inline float weight_among(float own, float high, float scale, bool exact) {
+template <typename Plan>
+__device__ float weight_among(float own, float high, float scale) {
   const float base = high == -INFINITY ? 0.0f : high * scale;
-  return exact && own == high ? 1.0f : exp2_approx(fmaf(own, scale, -base));
+  return Plan::kIsExact && own == high ? 1.0f : exp2_approx(fmaf(own, scale, -base));
 }
 
 // Adds the partial tile of a slot to what is summed already; kIsBefore: the other way round.
 template <bool kIsBefore, typename Plan>
-__device__ void add_partial(const Slot<Plan>& slot, float scale, bool exact,
-                            BalancedSoftmax<Plan>& state) {
+__device__ void add_partial(const Slot<Plan>& slot, float scale, BalancedSoftmax<Plan>& state) {
   const float4* const sums = slot.sums();
   float keep[2], gain[2];  // of what comes first, and of what is added to it
 #pragma unroll
@@ -108,8 +107,8 @@ __device__ void add_partial(const Slot<Plan>& slot, float scale, bool exact,
                  own = {state.high[half], state.total[half]}, first = kIsBefore ? left : own,
                  second = kIsBefore ? own : left;
     const float high = fmaxf(first.x, second.x);
-    keep[half] = weight_among(first.x, high, scale, exact);
-    gain[half] = weight_among(second.x, high, scale, exact);
+    keep[half] = weight_among<Plan>(first.x, high, scale);
+    gain[half] = weight_among<Plan>(second.x, high, scale);
     state.high[half] = high;
     state.total[half] = fmaf(first.y, keep[half], second.y * gain[half]);
   }
@@ -145,7 +144,7 @@ __device__ bool merge_partials(const PagedAttentionParams& p, const PartialTile&
   if (!merges) return false;
   state = {};
   for (int i = 0; i < partial.count; ++i)
-    add_partial<false>(workspace.of(partial, i), p.scale * kLog2E, p.exact, state);
+    add_partial<false>(workspace.of(partial, i), p.scale * kLog2E, state);
   return true;
 }
 
@@ -192,39 +191,60 @@ __device__ void finish_partial(const PagedAttentionParams& p, const PartialTile&
   arrive(&shared.queries_read[number % 2]);
 }
 
-// Up to which KV tile sums from `begin` on start at zero: of a whole context in an exact step, a
-// part; else all.
-__device__ inline int sums_end(const PartialTile& partial, int begin, bool exact) {
-  return exact ? min(part_begin(part_of(begin) + 1), partial.end) : partial.end;
+// Of an exact step: the parts of a partial tile, each of which is summed from zero, and which are
+// added up one by one, in a slot. `first` is the place of its first KV tile in the rings.
+template <typename Plan>
+__device__ void attend_parts(const PagedAttentionParams& p, const PartialTile& partial,
+                             const RowLengths& lengths, const Bf16* queries, int first,
+                             BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
+  const Slot<Plan> sums = Workspace<Plan>(p).own();
+  int begin = partial.begin;
+#pragma unroll 1
+  while (true) {
+    const int end = min(part_begin(part_of(begin) + 1), partial.end);
+    attend_tiles(p, begin, end, first + begin - partial.begin, lengths, queries, shared, state);
+    if (begin > partial.begin) add_partial<true>(sums, p.scale * kLog2E, state);
+    if (end == partial.end) return;
+    __syncwarp();  // all lanes have read what is there
+    leave_partial(sums, state);
+    __syncwarp();
+    state = {};
+    begin = end;
+  }
+}
+
+// Moves to what the producer tells, or to the range's next partial tile.
+template <typename Plan>
+__device__ void next_partial(PartialTile& partial, CtaRange& range, int number,
+                             BalancedShared<Plan>& shared) {
+  if constexpr (Plan::kIsExact) {
+    wait_barrier(&shared.has_queries[number % 2], parity_of(number));
+    partial = shared.partials[number % 2];
+  } else {
+    range.next(partial);
+  }
 }
 
 // The consumers: two warpgroups, each with half of the rows of every partial tile, `partial` and
-// those that the producer tells. Parts of a whole context are added up one by one, in a slot.
+// those behind it.
 template <typename Plan>
 __device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
-                        PartialTile partial, BalancedShared<Plan>& shared) {
+                        PartialTile partial, CtaRange range, BalancedShared<Plan>& shared) {
   wait_for_earlier();
-  for (int number = 0, index = 0, begin = partial.begin; partial.is_there();) {
+  for (int number = 0, index = 0; partial.is_there();) {
     const RowLengths lengths(tokens, partial);
+    Bf16* const queries = shared.queries[number % 2];
     BalancedSoftmax<Plan> state;
     wait_barrier(&shared.has_queries[number % 2], parity_of(number));
     fence_async_shared();  // threads have copied them
-    const int end = sums_end(partial, begin, p.exact);
-    attend_tiles(p, begin, end, index - begin, lengths, shared.queries[number % 2], shared, state);
-    index += end - begin;
-    const Slot<Plan> sums = Workspace<Plan>(p).own();
-    if (begin > partial.begin) add_partial<true>(sums, p.scale * kLog2E, true, state);
-    if (end < partial.end) {
-      __syncwarp();  // all lanes have read what is there
-      leave_partial(sums, state);
-      __syncwarp();
-      begin = end;
-      continue;
+    if constexpr (Plan::kIsExact) {
+      attend_parts(p, partial, lengths, queries, index, shared, state);
+    } else {
+      attend_tiles(p, partial.begin, partial.end, index, lengths, queries, shared, state);
     }
-    finish_partial(p, partial, lengths, tokens.sharers, number++, shared, state);
-    wait_barrier(&shared.has_queries[number % 2], parity_of(number));
-    partial = shared.partials[number % 2];
-    begin = partial.begin;
+    index += partial.end - partial.begin;
+    finish_partial(p, partial, lengths, tokens.sharers, number, shared, state);
+    next_partial(partial, range, ++number, shared);
   }
 }
 

@@ -144,17 +144,18 @@ __device__ inline void release(Barrier& barrier) {
   if (threadIdx.x % kWarpSize == 0) arrive(&barrier);
 }
 
-// Goes through KV tiles [kv_tile, end), for the group's rows. Behind `before` other tiles the
-// context's first would stand in the rings.
+// Goes through KV tiles [begin, upto) of a partial tile, for the group's rows. `first` is the place
+// of the first of them in the rings.
 template <typename Plan>
-__device__ void attend_tiles(const PagedAttentionParams& p, int kv_tile, int end, int before,
+__device__ void attend_tiles(const PagedAttentionParams& p, int begin, int upto, int first,
                              const RowLengths& lengths, const Bf16* queries,
                              BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
   const float scale = p.scale * kLog2E;
   const int32_t least = lengths.least();
   float scores[kScores], keep[2];
   BalancedWeights weights;
-  const int first = before + kv_tile, last = before + end - 1;
+  const int last = first + upto - begin - 1;
+  int32_t end = (begin + 1) * kTileKeys;
 
   wait_tile(shared.has_keys[stage_of(first)], first);
   warpgroup_settle(scores);
@@ -163,11 +164,12 @@ __device__ void attend_tiles(const PagedAttentionParams& p, int kv_tile, int end
   warpgroup_wait_but<0>();
   warpgroup_settle(scores);
   release(shared.keys_read[stage_of(first)]);
-  if ((kv_tile + 1) * kTileKeys > least) hide_scores(scores, lengths, kv_tile * kTileKeys);
+  if (end > least) hide_scores(scores, lengths, end - kTileKeys);
   weigh_scores(scores, state, keep, scale);
   pack_weights(weights, scores);
-  for (++kv_tile; kv_tile < end; ++kv_tile) {
-    const int index = before + kv_tile - 1, stage = stage_of(index), next = stage_of(index + 1);
+  for (int index = first; index < last; ++index) {
+    const int stage = stage_of(index), next = stage_of(index + 1);
+    end += kTileKeys;
     wait_tile(shared.has_keys[next], index + 1);
     wait_tile(shared.has_values[stage], index);
     warpgroup_settle(scores);
@@ -179,7 +181,7 @@ __device__ void attend_tiles(const PagedAttentionParams& p, int kv_tile, int end
     warpgroup_wait_but<1>();
     warpgroup_settle(scores);
     release(shared.keys_read[next]);
-    if ((kv_tile + 1) * kTileKeys > least) hide_scores(scores, lengths, kv_tile * kTileKeys);
+    if (end > least) hide_scores(scores, lengths, end - kTileKeys);
     weigh_scores(scores, state, keep, scale);
     warpgroup_wait_but<0>();
     warpgroup_settle(state.sum);

@@ -22,9 +22,10 @@ constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
 constexpr int kWarpRuns = kTileKeys / kGroupWarps / kRunTokens;  // that a warp copies of a tile
 static_assert(kTileKeys / kGroupWarps == kWarpSize);
 
-template <int kHeadDim_>
+template <int kHeadDim_, bool kIsExact_>
 struct BalancedPlan {
   static constexpr int kHeadDim = kHeadDim_;
+  static constexpr bool kIsExact = kIsExact_;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kVectors = kHeadDim / 8;              // of a row, 16 bytes each
   static constexpr int kStepRows = kWarpSize / kVectors;     // rows that a warp copies at once
@@ -54,8 +55,10 @@ struct BalancedShared {
                                             // value was not finite, and so was hidden; INT_MAX:
                                             // none. Of all dims, at the end
   int32_t is_last[kConsumers];
-  PartialTile partials[2];  // what the queries of the same place are of; none: the end
-  int32_t claimed;          // of an exact step: the item behind the one that is copied
+  // Of an exact step: what the queries of the same place are of (none: the end), and the item
+  // behind the one that is copied.
+  PartialTile partials[2];
+  int32_t claimed;
 };
 
 // A place in the ring of tiles of keys or of values, or of queries: the index of the tile, and the
@@ -201,9 +204,9 @@ __device__ void hide_values(Bf16* values, int32_t first_position, const Lengths&
   }
 }
 
-// What a CTA does one after the other, as its producer finds out and tells the consumers: the
-// partial tiles of its range, or the items of an exact step that it takes. All threads of the
-// producer must call all of it.
+// What a CTA does one after the other: the partial tiles of its range, or the items of an exact
+// step that it takes. The producer finds these out, and tells the consumers; a range is known to
+// both. All threads of the producer must call all of it.
 template <typename Plan>
 class PartialTiles {
  public:
@@ -211,35 +214,42 @@ class PartialTiles {
                           BalancedShared<Plan>& shared)
       : range_(range),
         shared_(shared),
-        counter_(reinterpret_cast<unsigned*>(p.workspace) + kConsumers),
-        is_exact_(p.exact) {}
+        counter_(reinterpret_cast<unsigned*>(p.workspace) + kConsumers) {}
 
   // Tells the consumers what the queries to come are of; behind a barrier, and in front of one.
   __device__ void tell(int number, const PartialTile& partial) {
-    if (is_first()) shared_.partials[number % 2] = partial;
+    if constexpr (Plan::kIsExact) {
+      if (is_first()) shared_.partials[number % 2] = partial;
+    }
   }
 
-  // Takes the next item of an exact step. Its number comes from L2; nobody waits for that before
-  // next().
+  // Takes the next item. Its number comes from L2; nobody waits for that before next().
   __device__ void claim() {
-    if (is_exact_ && is_first()) claimed_ = count_round(counter_, range_.items() - 1) + gridDim.x;
+    if constexpr (Plan::kIsExact) {
+      if (is_first()) claimed_ = count_round(counter_, range_.items() - 1) + gridDim.x;
+    }
   }
 
   // Moves to what has been taken, or to the range's next partial tile.
   __device__ void next(PartialTile& partial) {
-    if (!is_exact_) return range_.next(partial);
-    if (is_first()) shared_.claimed = claimed_;
-    sync_threads(kProducerBarrier, kWarpgroupThreads);
-    partial = range_.item(shared_.claimed);
+    if constexpr (Plan::kIsExact) {
+      if (is_first()) shared_.claimed = claimed_;
+      sync_threads(kProducerBarrier, kWarpgroupThreads);
+      partial = range_.item(shared_.claimed);
+    } else {
+      range_.next(partial);
+    }
   }
 
   // Tells the consumers that there is no other.
   __device__ void end(int number) {
-    if (number == 0) return;
-    wait_barrier(&shared_.queries_read[number % 2], parity_of(number) ^ 1);
-    tell(number, {});
-    sync_threads(kProducerBarrier, kWarpgroupThreads);
-    arrive(&shared_.has_queries[number % 2]);
+    if constexpr (Plan::kIsExact) {
+      if (number == 0) return;
+      wait_barrier(&shared_.queries_read[number % 2], parity_of(number) ^ 1);
+      tell(number, {});
+      sync_threads(kProducerBarrier, kWarpgroupThreads);
+      arrive(&shared_.has_queries[number % 2]);
+    }
   }
 
  private:
@@ -249,7 +259,6 @@ class PartialTiles {
   BalancedShared<Plan>& shared_;
   unsigned* counter_;
   int claimed_ = 0;
-  bool is_exact_;
 };
 
 // The producer: one warpgroup, which copies what the range's partial tiles need, `next` and those
