@@ -38,6 +38,7 @@ struct alignas(16) QueryTile {
   Lengths lengths;
   int32_t before, upto;  // KV tiles of one KV head, its own not counted, and counted. Of an exact
                          // step: its own are [before, upto) of the context's
+  int32_t place;         // of an exact step's contexts that are spread: of the first part
 
   PHOTON_HOST_DEVICE int32_t first_token() const { return tokens % kOneToken; }
   PHOTON_HOST_DEVICE int32_t count() const { return tokens / kOneToken; }
@@ -56,7 +57,7 @@ struct PartialTile {
 };
 
 // Where a CTA is in the line of all KV tiles of a step: from `at`, within query tile `query_tile`,
-// to `end`. Each CTA has `size` of them. Of an exact step: `end` items, of `size` query tiles.
+// to `end`. Each CTA has `size` of them. Of an exact step: `end` items, and nothing else.
 struct alignas(16) LineRange {
   int32_t size, at, end, query_tile;
 };

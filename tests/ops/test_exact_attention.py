@@ -291,26 +291,29 @@ def test_query_tiles_are_spread_where_they_are_few(
     q = queries(len(meta), group * kv_heads, 64, device)
     plan = make_plan(q, cache, meta, make_workspace(64, device, sms), exact=True).tolist()
     assert plan[:4] == [len(meta), sms, kv_heads, 2**16 + group]
-    entries = []
+    entries, places = [], 0
     for tile in query_tiles_of(meta.cpu(), cache, 0, ROWS_OF_TILE // group):
-        parts = parts_of(tile.kv_tiles)
-        for begin, end in parts if spreads else [(0, tile.kv_tiles)]:
-            entries.append((tile, begin, end, len(parts)))
+        parts = parts_of(tile.kv_tiles) if spreads else [(0, tile.kv_tiles)]
+        place = places if spreads else 0
+        entries += [(tile, begin, end, place, len(parts)) for begin, end in parts]
+        places += len(parts)
+    entries.reverse()
+    if spreads:
+        entries.sort(key=lambda entry: entry[1] - entry[2])  # the longest first
     at = SIZES_WORDS + sms * CTA_WORDS
-    for index, (tile, begin, end, _) in enumerate(entries):
-        words = [2**16 * tile.tokens + tile.first, tile.row, tile.least, tile.most, begin, end]
-        assert plan[at + index * TILE_WORDS :][:6] == words
+    for index, (tile, *own, place, _) in enumerate(entries):
+        tokens = 2**16 * tile.tokens + tile.first
+        words = [tokens, tile.row, tile.least, tile.most, *own, place]
+        assert plan[at + index * TILE_WORDS :][:7] == words
     for cta in range(sms):
         words = plan[SIZES_WORDS + cta * CTA_WORDS :][:CTA_WORDS]
-        assert words[12:] == [len(entries), 0, len(entries) * kv_heads, 0]
+        assert words[12:] == [0, 0, len(entries) * kv_heads, 0]
         if cta >= len(entries) * kv_heads:
             assert words[1] == 0
             continue
-        index, head = len(entries) - 1 - cta // kv_heads, cta % kv_heads
-        tile, begin, end, count = entries[index]
-        first = (index - (parts_of(tile.kv_tiles).index((begin, end)) if spreads else 0)) * kv_heads
-        shared = [first + head, count if spreads else 1]
-        expected = [tile.first, tile.tokens, head, begin, end, *shared]
+        head = cta % kv_heads
+        tile, begin, end, place, count = entries[cta // kv_heads]
+        expected = [tile.first, tile.tokens, head, begin, end, place * kv_heads + head, count]
         assert words[:10] == [*expected, tile.row, tile.least, tile.most]
 
 

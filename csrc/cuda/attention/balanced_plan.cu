@@ -16,39 +16,65 @@ __device__ void write_query_tiles(const QueryTiles& from, const StepPlan& plan) 
   for (int i = threadIdx.x; i < from.count; i += kPlanThreads) plan.tiles[i] = from.tiles[i];
 }
 
-// Of an exact step: how its query tiles become items.
-struct ExactCut {
-  int entries;  // items of one KV head
-  bool spreads;
+// Whether the items of an exact step are parts of query tiles. These stay whole where they are
+// enough for half of the CTAs, or their parts too many for the workspace, or to be listed.
+__device__ bool are_spread(const QueryTiles& from, const PlanSizes& sizes) {
+  return 2 * from.count * sizes.kv_heads <= sizes.ctas &&
+         from.places * sizes.kv_heads <= sizes.ctas * kSpreadSlots &&
+         from.count + from.places <= kMaxQueryTiles;
+}
 
-  // Query tiles stay whole where they are enough for half of the CTAs, or their parts too many for
-  // the workspace.
-  __device__ ExactCut(const QueryTiles& from, const PlanSizes& sizes)
-      : spreads(2 * from.count * sizes.kv_heads <= sizes.ctas &&
-                from.places * sizes.kv_heads <= sizes.ctas * kSpreadSlots) {
-    entries = spreads ? from.places : from.count;
-  }
-};
-
-__device__ void write_entries(const QueryTiles& from, const ExactCut& cut, const StepPlan& plan) {
+// The last query tiles first, which as a rule have the longest contexts.
+__device__ void write_whole(const QueryTiles& from, const StepPlan& plan) {
   for (int i = threadIdx.x; i < from.count; i += kPlanThreads) {
     QueryTile tile = from.tiles[i];
-    const int first = tile.before, kv_tiles = count_kv_tiles(tile.lengths),
-              parts = cut.spreads ? count_parts(kv_tiles) : 1;
+    tile.before = 0;
+    tile.upto = count_kv_tiles(tile.lengths);
+    plan.tiles[from.count - 1 - i] = tile;
+  }
+}
+
+// Lists the parts of all query tiles behind these. All threads of the CTA must call it.
+__device__ QueryTile* list_parts(QueryTiles& from) {
+  QueryTile* const found = from.tiles + from.count;
+  for (int i = threadIdx.x; i < from.count; i += kPlanThreads) {
+    QueryTile tile = from.tiles[i];
+    const int kv_tiles = count_kv_tiles(tile.lengths), parts = count_parts(kv_tiles);
+    tile.place = tile.before;
     for (int part = 0; part < parts; ++part) {
       tile.before = part_begin(part);
       tile.upto = part + 1 < parts ? part_begin(part + 1) : kv_tiles;
-      plan.tiles[cut.spreads ? first + part : i] = tile;
+      found[tile.place + part] = tile;
     }
+  }
+  __syncthreads();
+  return found;
+}
+
+// The longest parts first. All threads of the CTA must call it.
+__device__ void write_parts(QueryTiles& from, const StepPlan& plan) {
+  const QueryTile* const parts = list_parts(from);
+  for (int i = threadIdx.x; i < from.places; i += kPlanThreads) {
+    const int own = parts[i].upto - parts[i].before;
+    int earlier = 0;
+    for (int j = 0; j < from.places; ++j) {
+      const int other = parts[j].upto - parts[j].before;
+      earlier += other > own || (other == own && j > i);
+    }
+    plan.tiles[earlier] = parts[i];
   }
 }
 
 // Each CTA begins with an item of its own. All threads of the CTA must call it.
-__device__ void write_items(const QueryTiles& query_tiles, const PlanSizes& sizes,
-                            const StepPlan& plan) {
-  const ExactCut cut(query_tiles, sizes);
-  const LineRange all = {cut.entries, 0, cut.entries * sizes.kv_heads, 0};
-  write_entries(query_tiles, cut, plan);
+__device__ void write_items(QueryTiles& query_tiles, const PlanSizes& sizes, const StepPlan& plan) {
+  const bool spreads = are_spread(query_tiles, sizes);
+  const int entries = spreads ? query_tiles.places : query_tiles.count;
+  const LineRange all = {0, 0, entries * sizes.kv_heads, 0};
+  if (spreads) {
+    write_parts(query_tiles, plan);
+  } else {
+    write_whole(query_tiles, plan);
+  }
   __syncthreads();  // the entries are there
   const CtaRange range(plan.tiles, sizes.kv_heads, all);
   for (int cta = threadIdx.x; cta < sizes.ctas; cta += kPlanThreads)

@@ -139,7 +139,7 @@ __device__ int note_query_tiles(const StepTokens& tokens, QueryTiles& query_tile
         atomicMin(&tile.lengths.least, piece.lengths.least);
         atomicMax(&tile.lengths.most, piece.lengths.most);
       } else {
-        tile = {QueryTile::kOneToken * piece.tokens + piece.first_token, piece.lengths, 0, 0};
+        tile = {QueryTile::kOneToken * piece.tokens + piece.first_token, piece.lengths, 0, 0, 0};
       }
     }
     __syncthreads();

@@ -3,9 +3,8 @@
 // (balanced_plan_kernel writes where it begins). So it shares at most two query tiles with others:
 // the first and the last.
 //
-// Of an exact step the plan lists query tiles, whole or part by part. An item is one of them for
-// one KV head; CTAs take the items one by one, the last query tiles, which as a rule have the
-// longest contexts, first.
+// Of an exact step the plan lists query tiles, whole or part by part, in the order in which CTAs
+// take them one by one. An item is one of them for one KV head.
 #pragma once
 #include "common/balanced_parts.h"
 #include "cuda/attention/balanced_tokens.cuh"
@@ -47,8 +46,8 @@ class CtaRange {
   __device__ int items() const { return range_.end; }
   __device__ PartialTile item(int index) const {
     if (index >= range_.end) return {};
-    const int entry = range_.size - 1 - index / kv_heads_, head = index % kv_heads_;
-    const QueryTile tile = tiles_[entry];
+    const int head = index % kv_heads_;
+    const QueryTile tile = tiles_[index / kv_heads_];
     const int kv_tiles = count_kv_tiles(tile.lengths);
     const bool is_whole = tile.upto - tile.before == kv_tiles;
     return {tile.first_token(),
@@ -56,7 +55,7 @@ class CtaRange {
             head,
             tile.before,
             tile.upto,
-            (entry - part_of(tile.before)) * kv_heads_ + head,
+            tile.place * kv_heads_ + head,
             is_whole ? 1 : count_parts(kv_tiles),
             tile.lengths};
   }
