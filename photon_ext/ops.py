@@ -1127,7 +1127,8 @@ def chunk_plan_into(
 
     Args:
         plan: int32 [words], contiguous, written; at least :func:`chunk_plan_words` of T tokens and
-            of as many CTAs as the workspace is for. What it holds is the kernels' own.
+            of as many CTAs as the workspace is for, and of `exact`. What it holds is the kernels'
+            own.
         q: [T, q heads, head_dim]; of q, caches and workspace only shapes and strides count, and
             must be those of the attention.
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
@@ -1214,7 +1215,8 @@ def paged_attention_into(
         exact: with a workspace, contexts are cut at positions that are always the same: each 1,024
             up to 8,192, and from there on four times for each doubling. So a token's bits do not
             depend on the step, as without a workspace, but for steps of more than 4,096 tokens,
-            which run without. A workspace and a plan of exact steps are larger than others.
+            which run without. A workspace and a plan of exact steps are larger
+            (:func:`chunk_workspace_words`); a workspace of other steps serves fewer CTAs.
     """
     _paged_attention(
         *(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts),

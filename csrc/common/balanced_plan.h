@@ -15,7 +15,7 @@ constexpr int64_t kBalancedTokens = 4096;  // of a step, at most
 struct alignas(16) PlanSizes {
   int32_t tokens, ctas, kv_heads;
   int16_t sharers;  // query heads of a KV head
-  int16_t exact;    // 1: what the step's contexts are cut into follows from positions alone
+  int16_t exact;    // 1: contexts are cut at fixed positions
 
   // Without a branch, so that one load brings all of them.
   PHOTON_HOST_DEVICE bool are(const PlanSizes& other) const {

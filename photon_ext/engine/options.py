@@ -81,8 +81,9 @@ class EngineOptions:
             128, 256, ... doubled up to `chunk`.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep a request's tokens bit for bit independent of the traffic on CUDA as well, as
-            they are on the CPU: of what else runs, of chunks, depth, cached prompts and
-            preemptions. Its price: from 33 tokens on (17 where few columns of a weight share a
+            they are on the CPU: of what else runs, of chunks, depth, cached prompts and preemptions
+            (of one engine: one whose steps may have more than 4,096 tokens attends to prompts by
+            another kernel). Its price: from 33 tokens on (17 where few columns of a weight share a
             scale) linears keep one order of sums, which is slower than those for a batch and than
             torch's matrix products, and so does attention of as many rows; attention of prompts is
             dealt out less evenly, and not at all where keys and values are fp8, heads have other

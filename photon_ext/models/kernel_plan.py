@@ -165,8 +165,8 @@ class KernelPlan:
             all SMs, so that a token's bits depend on what else is in the step.
         exact_attention: with `balanced_attention`, it cuts contexts at positions that are always
             the same, so that they do not.
-        batch_attention: with `hopper`, so do those of many decode tokens, whose attention sums in
-            the order that is fastest.
+        batch_attention: with `hopper`, attention of many decode tokens sums in the order that is
+            fastest, so that their bits depend on their number.
 
     ConfigError: one is of another type.
     """

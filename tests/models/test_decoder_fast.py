@@ -45,7 +45,7 @@ CONFIGS = {
 PROMPT = [(7 * i) % 131 for i in range(40)]
 LONG = [(5 * i + i // 7) % 131 for i in range(140)]  # of three groups of tokens
 BATCHES = (1, 2, 7, 8, 9, 16, 31, 33, 64)
-# Of pages: of those of 16 tokens balanced attention reads chunks, of others chunk attention.
+# Pages of 16 tokens: balanced attention reads chunks; of 4: chunk attention does.
 PAGE_SIZES = pytest.mark.parametrize("page_size", [4, 16])
 
 
@@ -244,9 +244,11 @@ def test_on_a_cpu_a_fused_mixed_step_changes_no_bit(
 
 
 @pytest.mark.gpu
-def test_a_captured_mixed_step_follows_the_counts() -> None:
+@PAGE_SIZES
+def test_a_captured_mixed_step_follows_the_counts(page_size: int) -> None:
     """One graph serves every share of decode tokens and chunks."""
     sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
+    sizes["page_size"] = page_size
     eager, captured = (
         harness("qwen3-4-2-128", "cuda", torch.bfloat16, hopper=True, **sizes) for _ in range(2)
     )

@@ -20,13 +20,18 @@ from tests.ops.caches import Cache, rotary_tables, tokens_and_segments
 from tests.ops.numeric import assert_same_bits, ints, poisoned
 from tests.ops.test_attention import qkv
 from tests.ops.test_chunk_attention import Span, filled_rows, make_plan, queries, set_sms
-from tests.ops.test_chunk_plan import ROWS_OF_TILE, query_tiles_of
+from tests.ops.test_chunk_plan import (
+    CTA_WORDS,
+    KV_TILE,
+    ROWS_OF_TILE,
+    SIZES_WORDS,
+    TILE_WORDS,
+    query_tiles_of,
+)
 
 BF16 = torch.bfloat16
-KV_TILE = 128  # positions
-FIRST_PART = 8 * KV_TILE
+FIRST_PART = 8 * KV_TILE  # positions
 SPREAD_SLOTS = 8  # of a CTA
-SIZES_WORDS, CTA_WORDS, TILE_WORDS = 16, 16, 8
 
 
 def make_workspace(head_dim: int, device: str, ctas: int = 132) -> Tensor:
@@ -51,7 +56,7 @@ def check_near_the_reference(
 # --- right ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 16])
+@pytest.mark.parametrize("group", [1, 3, 4, 7, 16])
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
     """Two chunks, decode tokens, a dead segment and padding."""
@@ -177,6 +182,7 @@ def test_a_chunk_has_the_same_bits_whatever_rides_along(
 
     alone = in_step(40, [], [])
     assert_same_bits(in_step(1, [], []), alone)
+    assert_same_bits(in_step(5, [], []), alone)  # parts by more CTAs than one, fewer than parts
     assert_same_bits(in_step(8, [(3, 0, 5)], [(0, 0, 1), (4, 9, most)]), alone)
     assert_same_bits(in_step(40, [(4, 9, most)], [(2, 2300, 3)]), alone)
     assert_same_bits(in_step(3, decode, []), alone)
@@ -197,11 +203,13 @@ def test_it_sums_in_an_order_of_its_own(device: str, monkeypatch: pytest.MonkeyP
 # --- again and again ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sms", [3, 40])
+@pytest.mark.parametrize("sms", [3, 5, 40])
 def test_a_workspace_serves_steps_of_all_sizes(
     device: str, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever CTA comes last, and whoever takes which item; counters are zero behind each."""
+    """Whichever CTA comes last, and whoever takes which item; counters are zero behind each. Of 5
+    CTAs some take several parts that are spread.
+    """
     set_sms(monkeypatch, device, sms)
     workspace = make_workspace(64, device, sms)
     steps = [[(1, FIRST_PART, 40)], [(1, 0, 9), (2, 700, 33)], [(1, 2 * FIRST_PART, 1)]]
@@ -228,7 +236,7 @@ def test_what_is_not_finite_reaches_those_that_attend_to_it_alone(
     device: str, sms: int, bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the last position of a part, and in the first of the next one, which other tokens of the
-    query tile do not see.
+    query tile do not see; those that do have the same bits without them.
     """
     set_sms(monkeypatch, device, sms)
     first, column = FIRST_PART - 20, 13
@@ -241,6 +249,8 @@ def test_what_is_not_finite_reaches_those_that_attend_to_it_alone(
         cache.v[(*cache.place(1, position), 0, column)] = bad
         after = attend(q, cache, *step)
         assert not after[begin:, :, column].isfinite().any()
+        later = tokens_and_segments([(1, position, 40 - begin)], device)
+        assert_same_bits(attend(q[begin:], cache, *later, step[-1]), after[begin:])
         after[begin:, :, column] = before[begin:, :, column]
         assert_same_bits(after, before)
         cache.k[cache.place(1, position)] = float("nan")
@@ -320,20 +330,24 @@ def test_query_tiles_are_spread_where_they_are_few(
 # --- where it does not fit ------------------------------------------------------------------------
 
 
-def test_a_plan_that_is_not_exact_is_no_use(device: str) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_plan_of_the_other_kind_is_no_use(
+    device: str, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not hopper_runs():
         pytest.skip("no kernel here reads a plan")
+    set_sms(monkeypatch, device, 8)
     spans = [(1, 60, 64)]
     cache, q = filled_rows(spans, 1, 64, device), queries(64, 4, 64, device)
     meta, segments = tokens_and_segments(spans, device)
-    workspace, plain = make_workspace(64, device), ops.chunk_workspace_words(64, 132)
+    workspace = make_workspace(64, device)  # without exact, for more CTAs: all that there are
     out = poisoned(*q.shape, dtype=q.dtype, device=device)
-    words = ops.chunk_plan_words(64, 132, exact=True)
+    words = max(ops.chunk_plan_words(64, 132 * 5, either) for either in (False, True))
     plan = torch.zeros(words, dtype=torch.int32, device=device)
-    pages, memory = (cache.k, cache.v), torch.zeros(plain, device=device)
-    ops.chunk_plan_into(plan, q, *pages, meta, cache.page_table, memory)
-    step = q, cache.k, cache.v, meta, segments, cache.page_table, 64**-0.5, True
-    ops.paged_attention_into(out, *step, workspace=workspace, plan=plan, exact=True)
+    pages, table = (cache.k, cache.v), cache.page_table
+    ops.chunk_plan_into(plan, q, *pages, meta, table, workspace, exact=not exact)
+    step = q, *pages, meta, segments, table, 64**-0.5, True
+    ops.paged_attention_into(out, *step, workspace=workspace, plan=plan, exact=exact)
     assert out.isnan().all()
 
 
@@ -345,7 +359,7 @@ def test_a_step_of_too_many_tokens_runs_chunk_attention(device: str) -> None:
     assert_same_bits(exact, chunk_attention.attend(q, cache, *step))
 
 
-def test_a_workspace_of_steps_that_are_not_exact_is_refused() -> None:
+def test_a_workspace_without_room_for_one_cta_is_refused() -> None:
     cache, q = filled_rows([(1, 0, 5)], 1, 64, "cpu"), queries(5, 1, 64, "cpu")
     workspace = torch.zeros(ops.chunk_workspace_words(64, 1))
     with pytest.raises(RuntimeError, match="expected dimension 0 to be at least 76320"):

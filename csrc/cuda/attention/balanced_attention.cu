@@ -1,7 +1,7 @@
 // Attention of chunks of tokens over their paged context. A CTA stays for the whole launch: its
 // range is an equal part of the step's work, or it takes one item after the other of an exact step,
-// in which no token's bits depend on what else is there (balanced_ranges.cuh). One warpgroup copies
-// queries, keys and values (balanced_tile.cuh), two multiply (balanced_softmax.cuh), and what
+// in which no token's bits depend on what else is there (balanced_work.cuh). One warpgroup copies
+// queries, keys and values (balanced_producer.cuh), two multiply (balanced_consumer.cuh), and what
 // several CTAs have of one context is added up at the end (balanced_reduction.cuh).
 //
 // With pdl, a CTA reads its part of the step's plan, and looks up its first pages, before
@@ -10,7 +10,8 @@
 #include "cuda/attention/balanced_attention.h"
 
 #include "common/attention_plan.h"
-#include "cuda/attention/balanced_reduction.cuh"
+#include "cuda/attention/balanced_consumer.cuh"
+#include "cuda/attention/balanced_producer.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -73,15 +74,15 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
     const PlanSizes sizes = plan_sizes(p, static_cast<int>(gridDim.x));
     const StepPlan plan(p.plan, sizes);
     const CtaPlan own = read_plan(plan, sizes);
-    const CtaRange range(plan.tiles, sizes.kv_heads, own.rest);
+    const CtaWork<Plan> work(plan.tiles, sizes.kv_heads, own.rest);
     __syncthreads();  // the barriers are there
     if (threadIdx.x < kWarpgroupThreads) {
       shrink_registers<72>();
-      produce(p, tensors, own.first, range, tokens.sharers, shared);
+      produce(p, tensors, own.first, work, tokens.sharers, shared);
       clear_dead_tokens<Plan>(p, tokens);
     } else {
       grow_registers<216>();
-      consume(p, tokens, own.first, range, shared);
+      consume(p, tokens, own.first, work, shared);
     }
   }
 }

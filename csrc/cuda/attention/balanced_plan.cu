@@ -5,6 +5,7 @@
 // complete, and may read it, as they do decode_meta, before they wait (see split_kernel.cuh).
 #include "cuda/attention/balanced_attention.h"
 #include "cuda/attention/balanced_cut.cuh"
+#include "cuda/attention/balanced_items.cuh"
 #include "cuda/ptx.cuh"
 
 namespace photon::cuda {
@@ -76,9 +77,9 @@ __device__ void write_items(QueryTiles& query_tiles, const PlanSizes& sizes, con
     write_whole(query_tiles, plan);
   }
   __syncthreads();  // the entries are there
-  const CtaRange range(plan.tiles, sizes.kv_heads, all);
+  const Items items(plan.tiles, sizes.kv_heads, all);
   for (int cta = threadIdx.x; cta < sizes.ctas; cta += kPlanThreads)
-    plan.ctas[cta] = {range.item(cta), all};
+    plan.ctas[cta] = {items.of(cta), all};
 }
 
 // All threads of the CTA must call it.

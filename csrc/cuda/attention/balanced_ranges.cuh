@@ -2,17 +2,12 @@
 // query tile after query tile and head after head, and each CTA takes an equal range of them
 // (balanced_plan_kernel writes where it begins). So it shares at most two query tiles with others:
 // the first and the last.
-//
-// Of an exact step the plan lists query tiles, whole or part by part, in the order in which CTAs
-// take them one by one. An item is one of them for one KV head.
 #pragma once
-#include "common/balanced_parts.h"
 #include "cuda/attention/balanced_tokens.cuh"
 
 namespace photon::cuda {
 
-// Goes through a CTA's range of the line, one partial tile after the other; of an exact step, knows
-// the items.
+// Goes through a CTA's range of the line, one partial tile after the other.
 class CtaRange {
  public:
   __device__ CtaRange(const QueryTile* tiles, int kv_heads, const LineRange& range)
@@ -40,24 +35,6 @@ class CtaRange {
                  tile.lengths};
       return;
     }
-  }
-
-  // Of an exact step: how many items there are, and one of them.
-  __device__ int items() const { return range_.end; }
-  __device__ PartialTile item(int index) const {
-    if (index >= range_.end) return {};
-    const int head = index % kv_heads_;
-    const QueryTile tile = tiles_[index / kv_heads_];
-    const int kv_tiles = count_kv_tiles(tile.lengths);
-    const bool is_whole = tile.upto - tile.before == kv_tiles;
-    return {tile.first_token(),
-            tile.count(),
-            head,
-            tile.before,
-            tile.upto,
-            tile.place * kv_heads_ + head,
-            is_whole ? 1 : count_parts(kv_tiles),
-            tile.lengths};
   }
 
   // What is left.

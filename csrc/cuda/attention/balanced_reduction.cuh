@@ -2,6 +2,7 @@
 // are left in the workspace, which the last CTA to come adds up, in order. The two consumers of a
 // CTA do so apart, each for its own rows.
 #pragma once
+#include "common/balanced_parts.h"
 #include "cuda/attention/balanced_softmax.cuh"
 
 namespace photon::cuda {
@@ -33,8 +34,8 @@ class Slot {
 };
 
 // The slots of a call. A CTA has two: that of a query tile that begins in its range and is cut, and
-// that of one that began in an earlier range. Of an exact step, each item has one, and behind these
-// each CTA one for what it adds up by itself.
+// that of one that began in an earlier range. Of an exact step, each part that is spread has
+// one, and behind these each CTA one for what it adds up by itself.
 template <typename Plan>
 class Workspace {
  public:
@@ -148,6 +149,13 @@ __device__ bool merge_partials(const PagedAttentionParams& p, const PartialTile&
   return true;
 }
 
+// Exact: infinity is NaN, for of a query tile with other tokens hide_values() would have hidden
+// what it comes from.
+template <typename Plan>
+__device__ float output_of(float value) {
+  return Plan::kIsExact ? fmaf(value, 0.0f, value) : value;
+}
+
 // Turns the sums of the group's rows into outputs. They go by way of the rows' queries in shared
 // memory, which all of the group have read.
 template <typename Plan>
@@ -159,9 +167,9 @@ __device__ void store_rows(const PagedAttentionParams& p, const PartialTile& par
     const float total = state.total[half], inverse = total == 0.0f ? 0.0f : 1.0f / total;
 #pragma unroll
     for (int n = 0; n < Plan::kColumns; ++n) {
+      const float* const sums = state.sum + 4 * n + 2 * half;
       *reinterpret_cast<uint32_t*>(staged + Plan::place(own_row() + half * 8, n) + pair) =
-          pack_bf16(state.sum[4 * n + 2 * half] * inverse,
-                    state.sum[4 * n + 2 * half + 1] * inverse);
+          pack_bf16(output_of<Plan>(sums[0] * inverse), output_of<Plan>(sums[1] * inverse));
     }
   }
   __syncwarp();
@@ -189,63 +197,6 @@ __device__ void finish_partial(const PagedAttentionParams& p, const PartialTile&
   if (partial.is_whole() || merge_partials(p, partial, shared, state))
     store_rows(p, partial, sharers, state, shared.queries[number % 2]);
   arrive(&shared.queries_read[number % 2]);
-}
-
-// Of an exact step: the parts of a partial tile, each of which is summed from zero, and which are
-// added up one by one, in a slot. `first` is the place of its first KV tile in the rings.
-template <typename Plan>
-__device__ void attend_parts(const PagedAttentionParams& p, const PartialTile& partial,
-                             const RowLengths& lengths, const Bf16* queries, int first,
-                             BalancedShared<Plan>& shared, BalancedSoftmax<Plan>& state) {
-  const Slot<Plan> sums = Workspace<Plan>(p).own();
-  int begin = partial.begin;
-#pragma unroll 1
-  while (true) {
-    const int end = min(part_begin(part_of(begin) + 1), partial.end);
-    attend_tiles(p, begin, end, first + begin - partial.begin, lengths, queries, shared, state);
-    if (begin > partial.begin) add_partial<true>(sums, p.scale * kLog2E, state);
-    if (end == partial.end) return;
-    __syncwarp();  // all lanes have read what is there
-    leave_partial(sums, state);
-    __syncwarp();
-    state = {};
-    begin = end;
-  }
-}
-
-// Moves to what the producer tells, or to the range's next partial tile.
-template <typename Plan>
-__device__ void next_partial(PartialTile& partial, CtaRange& range, int number,
-                             BalancedShared<Plan>& shared) {
-  if constexpr (Plan::kIsExact) {
-    wait_barrier(&shared.has_queries[number % 2], parity_of(number));
-    partial = shared.partials[number % 2];
-  } else {
-    range.next(partial);
-  }
-}
-
-// The consumers: two warpgroups, each with half of the rows of every partial tile, `partial` and
-// those behind it.
-template <typename Plan>
-__device__ void consume(const PagedAttentionParams& p, const StepTokens& tokens,
-                        PartialTile partial, CtaRange range, BalancedShared<Plan>& shared) {
-  wait_for_earlier();
-  for (int number = 0, index = 0; partial.is_there();) {
-    const RowLengths lengths(tokens, partial);
-    Bf16* const queries = shared.queries[number % 2];
-    BalancedSoftmax<Plan> state;
-    wait_barrier(&shared.has_queries[number % 2], parity_of(number));
-    fence_async_shared();  // threads have copied them
-    if constexpr (Plan::kIsExact) {
-      attend_parts(p, partial, lengths, queries, index, shared, state);
-    } else {
-      attend_tiles(p, partial.begin, partial.end, index, lengths, queries, shared, state);
-    }
-    index += partial.end - partial.begin;
-    finish_partial(p, partial, lengths, tokens.sharers, number, shared, state);
-    next_partial(partial, range, ++number, shared);
-  }
 }
 
 }  // namespace photon::cuda
