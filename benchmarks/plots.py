@@ -4,7 +4,8 @@
     python -m benchmarks.plots --gains benchmarks/results/bubble-h200.jsonl --output gains.png
     python -m benchmarks.plots --traffic benchmarks/results/traffic-h200.jsonl --output traffic.png
 
-A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor /
+A panel per model (its weights' format and its context, where these are not the usual ones) and
+machine, a group of bars per batch, a bar per engine; its height is floor /
 time of a step, and the time is written on it. `--gains` draws steps of depth 1 and 2, and the gain
 as predicted and observed; `--traffic` latencies over the rate of arrivals. Needs matplotlib.
 """
@@ -26,6 +27,7 @@ PANEL_WIDTH, PANEL_HEIGHT, DPI = 8.0, 4.4, 110
 COLUMNS = 2
 PAIR = 0.38  # width of a bar of a pair
 GROUP = 0.84  # of the distance between two batches
+CONTEXT = 512  # of decode, where it is not asked for another
 
 
 class Point(NamedTuple):
@@ -57,9 +59,22 @@ def points_of(data: dict[str, Any]) -> list[Point]:
             continue
         ms = entry["ms_per_step"]
         ms = ms["median"] if isinstance(ms, dict) else ms
-        label = entry["model"], where, engine, entry["batch"]
+        label = _model(entry["model"], arguments), where, engine, entry["batch"]
         points.append(Point(*label, entry["floor_share"], ms))
     return points
+
+
+def _model(name: str, arguments: dict[str, Any]) -> str:
+    """A model as a run had it: steps of fewer bits, or over other contexts, are another's."""
+    stored, kv_dtype = arguments.get("quantize"), arguments.get("kv_dtype")
+    context = arguments.get("context", CONTEXT)
+    parts = [
+        name,
+        f"weights in {stored}" if stored not in (None, "none") else "",
+        f"keys and values in {kv_dtype}" if kv_dtype else "",
+        f"context {context:,}" if context != CONTEXT else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def draw(points: Sequence[Point], output: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import plots
+from benchmarks.common.result import read_runs
 from benchmarks.report import RESULTS
 
 DECODES = RESULTS / "decode-h200.jsonl"
@@ -41,3 +42,17 @@ def test_a_png_is_written_and_its_directory_made(
     assert "no decode steps" in capsys.readouterr().err
     assert plots.main(["--gains", str(DECODES), "--output", str(gains)]) == 1
     assert "no gains in these files" in capsys.readouterr().err
+
+
+def test_steps_of_other_formats_and_contexts_are_no_bars_of_the_same_panel(tmp_path: Path) -> None:
+    step = {"what": "decode", "status": "ok", "model": "qwen3-4b", "batch": 1, "depth": 2}
+    step |= {"ms_per_step": {"median": 2.0}, "floor_share": 0.5}
+    (run,) = read_runs(write(tmp_path / "d.jsonl", "decode", [step]))
+    given: list[dict[str, Any]] = [
+        {"context": 512, "quantize": "none"},
+        {"context": 4096, "quantize": "int4"},
+        {"kv_dtype": "fp8", "quantize": None},
+    ]
+    found = [plots.points_of({**run, "arguments": each})[0].model for each in given]
+    expected = ["qwen3-4b", "qwen3-4b, weights in int4, context 4,096"]
+    assert found == [*expected, "qwen3-4b, keys and values in fp8"]
