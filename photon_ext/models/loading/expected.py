@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 PLAIN = ("F64", "F32", "F16", "BF16")  # dtypes, as safetensors calls them
+AGAIN = "the file is damaged, or config.json is of another checkpoint: download both again"
 DAMAGED = "the file is damaged, or was made of a model that is: download it again"
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.loading.expected import PLAIN, Expected
+from photon_ext.models.loading.expected import AGAIN, PLAIN, Expected
 from photon_ext.models.loading.folding import folded, folded_weight
 from photon_ext.models.loading.hf_quantization import ACTIVATION_SCALES
 from photon_ext.models.loading.int4_config import Int4Scheme
@@ -30,6 +30,7 @@ from photon_ext.models.weights import (
 )
 from photon_ext.weight import Weight
 
+_LEFT_OUT = "if the file is right, name its module there among those that are left out"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ROWS_COMPARED = (
     4096  # of the embeddings and the head at a time: neither is in memory as a whole for it
@@ -242,17 +243,14 @@ def _check(stored: _Stored, name: str, expected: Expected) -> None:
             f"{stored.path}: {name} has shape {shown(shape)}, config.json asks for "
             f"{list(expected.shape)}; they do not belong together"
         )
-    if dtype not in expected.dtypes:
-        if expected.dtypes != PLAIN:
-            raise ModelError(
-                f"{stored.path}: {name} is stored as {dtype}, and quantization_config of "
-                f"config.json says {' or '.join(expected.dtypes)}; if the file is right, name its "
-                "module there among those that are left out"
-            )
-        raise ModelError(
-            f"{stored.path}: {name} is stored as {dtype}; use a checkpoint in float32, float16 or "
-            "bfloat16"
-        )
+    if dtype in expected.dtypes:
+        return
+    told, is_weight = f"{stored.path}: {name} is stored as {dtype}", name.endswith(".weight")
+    if expected.dtypes == PLAIN and (is_weight or name.endswith(".bias")):
+        raise ModelError(f"{told}; use a checkpoint in float32, float16 or bfloat16")
+    remedy = _LEFT_OUT if is_weight and dtype in PLAIN else AGAIN
+    asked = f"quantization_config of config.json says {' or '.join(expected.dtypes)}"
+    raise ModelError(f"{told}, and {asked}; {remedy}")
 
 
 def _check_tied(directory: Path, embedding: _Stored, head: _Stored, dtype: torch.dtype) -> None:

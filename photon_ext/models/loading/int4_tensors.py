@@ -27,7 +27,7 @@ from typing import NamedTuple, NoReturn
 import torch
 
 from photon_ext.errors import ModelError
-from photon_ext.models.loading.expected import DAMAGED, Expected
+from photon_ext.models.loading.expected import AGAIN, DAMAGED, Expected
 from photon_ext.models.loading.int4_config import GROUP_STEP, Int4Scheme, Layout
 
 _CODES = 8  # in an int32
@@ -45,7 +45,6 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs whose codes an int32 holds,
 _ONES = 0x11111111  # each code 1
 _EIGHTS = 0x88888888 - 2**32  # each code 8, in an int32
 _MOST = 15  # of the magnitude of bits - zero
-_AGAIN = "the file is damaged, or config.json is of another checkpoint: download both again"
 _REMEDIES = {  # for zero points where there should be none
     Layout.GPTQ: 'if the file is right, set sym there to false, or checkpoint_format to "gptq_v2"',
     Layout.GPTQ_V2: 'if the file is right, set sym there to false, or checkpoint_format to "gptq"',
@@ -126,7 +125,7 @@ class _Stored(NamedTuple):
     scheme: Int4Scheme
     tensors: Mapping[str, torch.Tensor]
 
-    def refuse(self, name: str, what: str, remedy: str = _AGAIN) -> NoReturn:
+    def refuse(self, name: str, what: str, remedy: str = AGAIN) -> NoReturn:
         raise ModelError(f"{self.path}: {self.module}.{name} {what}; {remedy}")
 
     def check(self) -> None:
