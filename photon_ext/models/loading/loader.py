@@ -70,9 +70,10 @@ def load_model(
             columns and all take at most 0.9 of the free memory (q6_k grows 1.4 times, q5_0 1.5,
             q4_k 1.1). "none": all in the dtype; a file of four bits may be faster so from some 32
             requests at once on. "fp8", "int4": each number rounded to the nearest, with a scale a
-            row, or a group of up to 128 columns; in "int4" the head is fp8. None: "stored"; but
-            "none" on a GPU whose fast kernels do not read all of that, where it takes at most 0.7
-            of the free memory.
+            row, or a group of up to 128 columns; in "int4" the head is fp8; what the file has in
+            fewer bits is rounded once more, which "stored" spares. None: "stored"; but "none" on a
+            GPU whose fast kernels do not read all of that, where it takes at most 0.7 of the free
+            memory.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.
