@@ -93,11 +93,16 @@ class ResultFile:
         finally:
             self.progress.clear()
         seconds = time.perf_counter() - start
-        # Rounded once, so that a table of the file is the table that was printed.
-        entry: dict[str, Any] = _plain({**labels, "status": "ok", **measured, "seconds": seconds})
-        self.entries.append(entry)
+        return self.add({**labels, "status": "ok", **measured, "seconds": seconds})
+
+    def add(self, entry: dict[str, Any]) -> dict[str, Any]:
+        """Adds what was measured, and returns it as the file has it: rounded once, so that a table
+        of the file is the table that was printed.
+        """
+        plain: dict[str, Any] = _plain(entry)
+        self.entries.append(plain)
         self._write()
-        return entry
+        return plain
 
     def absent(self, labels: dict[str, Any], status: str, reason: str) -> None:
         """Adds an entry for what was not measured and is no failure: "missing" or "skipped"."""

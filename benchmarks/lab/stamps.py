@@ -13,7 +13,6 @@ than one without: compare stretches, not steps.
 from __future__ import annotations
 
 import ctypes
-import json
 import struct
 from argparse import Namespace
 from collections import defaultdict
@@ -25,7 +24,7 @@ import torch
 
 from benchmarks.common import options as cli
 from benchmarks.common.models import open_model
-from benchmarks.common.result import BenchmarkError
+from benchmarks.common.result import BenchmarkError, ResultFile
 from photon_ext._library import OPS_FILE
 from photon_ext.models.config import ModelConfig
 from photon_ext.observe.meter import percentile
@@ -160,13 +159,10 @@ def main(given: list[str] | None = None) -> int:
     add("--context", type=cli.positive_integer, default=512)
     add("--steps", type=cli.positive_integer, default=4)
     args = options.parse_args(given)
-    lines = measure(args)
-    for line in lines:
+    result = ResultFile("lab.stamps", args, args.json)
+    for line in measure(args):
         print(text_of(line), flush=True)
-    if args.json:
-        with open(args.json, "a") as file:
-            for line in lines:
-                print(json.dumps(line), file=file)
+        result.add(line)
     return 0
 
 

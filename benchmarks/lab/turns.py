@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks.common import options as cli
+from benchmarks.common.result import ResultFile
 from photon_ext.models.requantize import CHOICES
 
 
@@ -163,17 +164,14 @@ def main(given: list[str] | None = None) -> int:
     if args.serve:
         serve(args)
         return 0
-    lines = measure(args.ways, args)
-    for line in lines:
+    result = ResultFile("lab.turns", args, args.json)
+    for line in measure(args.ways, args):
         print(
             f"{line['model']} B={line['batch']:<3} {line['way']:<12} {line['median_ms']:.4f} ms  "
             f"{line['ratio']:.4f}  {'same' if line['same_tokens'] else 'other'} tokens",
             flush=True,
         )
-    if args.json:
-        with open(args.json, "a") as file:
-            for line in lines:
-                print(json.dumps(line), file=file)
+        result.add(line)
     return 0
 
 

@@ -19,7 +19,9 @@ from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, read_runs
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.engines.process import run_module
+from benchmarks.lab import turns
 from benchmarks.open_loop.loads import LOADS, make_asks
+from photon_ext._library import OPS_FILE
 from photon_ext.models.loading.loader import LoadedModel
 from photon_ext.models.weights import empty_weights
 from tests.engine.byte_tokenizer import byte_tokenizer
@@ -238,3 +240,15 @@ def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
     assert run_module("benchmarks.activity", [*sizes, "--json", str(path)], 300) is None
     entries = read_runs(path)[0]["entries"]
     assert [entry["passed"] for entry in entries if entry["what"] == "counts"] == [True, True]
+
+
+def test_builds_in_turns_write_a_file_that_they_take_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, way = tmp_path / "turns.jsonl", f"today={OPS_FILE}"
+    given = f"--device cpu --model tiny --batches 1 --rounds 1 --ways {way} --json {path}".split()
+    assert turns.main(given) == 0
+    assert "tiny B=1   today" in capsys.readouterr().out
+    (run,) = read_runs(path)
+    assert [entry["way"] for entry in run["entries"]] == ["today"]
+    assert turns.arguments(given).json == path
