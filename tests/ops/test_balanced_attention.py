@@ -27,16 +27,22 @@ BF16 = torch.bfloat16
 KV_TILE = 128  # positions
 MOST_TOKENS = 4096
 HEAD_DIMS = [64, 128]
+BOTH_KINDS = pytest.mark.parametrize("exact", [False, True])
 
 
-def make_workspace(head_dim: int, device: str, ctas: int = 132) -> Tensor:
-    return torch.zeros(ops.chunk_workspace_words(head_dim, ctas), device=device)
+def make_workspace(head_dim: int, device: str, ctas: int = 132, exact: bool = False) -> Tensor:
+    return torch.zeros(ops.chunk_workspace_words(head_dim, ctas, exact), device=device)
 
 
 def attend(
-    q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, workspace: Tensor | None
+    q: Tensor,
+    cache: Cache,
+    meta: Tensor,
+    segments: Tensor,
+    workspace: Tensor | None,
+    exact: bool = False,
 ) -> Tensor:
-    return chunk_attention.attend(q, cache, meta, segments, workspace=workspace)
+    return chunk_attention.attend(q, cache, meta, segments, workspace=workspace, exact=exact)
 
 
 def check_near_the_reference(
@@ -45,12 +51,14 @@ def check_near_the_reference(
     kv_heads: int,
     head_dim: int,
     device: str,
-    workspace: Tensor | None = None,
+    ctas: int = 132,
+    exact: bool = False,
 ) -> None:
-    if workspace is None:
-        workspace = make_workspace(head_dim, device)
+    workspace = make_workspace(head_dim, device, ctas, exact)
     sizes = group, kv_heads, head_dim
-    chunk_attention.check_near_the_reference(spans, *sizes, device, workspace=workspace)
+    chunk_attention.check_near_the_reference(
+        spans, *sizes, device, workspace=workspace, exact=exact
+    )
 
 
 # --- right ----------------------------------------------------------------------------------------
@@ -58,10 +66,13 @@ def check_near_the_reference(
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 7, 16])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
+@BOTH_KINDS
+def test_mixed_steps_are_near_the_float64_reference(
+    device: str, exact: bool, head_dim: int, group: int
+) -> None:
     """Two chunks, decode tokens, a dead segment and padding."""
     spans = [(2, 100, 65), (1, 40, 1), (0, 0, 1), (4, 77, 1), (3, 0, 130 // group)]
-    check_near_the_reference(spans, group, 1 + group % 2, head_dim, device)
+    check_near_the_reference(spans, group, 1 + group % 2, head_dim, device, exact=exact)
 
 
 @pytest.mark.parametrize("context", [0, 1, KV_TILE - 1, KV_TILE, 3 * KV_TILE - 20])
@@ -83,40 +94,44 @@ def test_cta_ranges_of_every_size_are_near_the_float64_reference(
     """
     set_sms(monkeypatch, device, sms)
     spans = [(1, 1100, 40), (2, 1, 1), (0, 0, 1), (3, 450, 3), (4, 0, 64)]
-    workspace = make_workspace(head_dim, device, sms)
-    check_near_the_reference(spans, 4, 2, head_dim, device, workspace)
+    check_near_the_reference(spans, 4, 2, head_dim, device, sms)
 
 
-def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> None:
+@BOTH_KINDS
+def test_many_rows_of_one_token_are_near_the_float64_reference(device: str, exact: bool) -> None:
     spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
-    check_near_the_reference(spans, 4, 2, 64, device)
+    check_near_the_reference(spans, 4, 2, 64, device, exact=exact)
 
 
-def test_a_step_of_dead_tokens_is_zeros(device: str) -> None:
+@BOTH_KINDS
+def test_a_step_of_dead_tokens_is_zeros(device: str, exact: bool) -> None:
     cache, q = filled_rows([(1, 0, 5)], 2, 64, device), queries(40, 4, 64, device)
     meta, segments = torch.zeros(40, 4, dtype=torch.int32, device=device), ints([[0] * 4], device)
-    out = attend(q, cache, meta, segments, make_workspace(64, device))
+    out = attend(q, cache, meta, segments, make_workspace(64, device, exact=exact), exact)
     assert_same_bits(out, torch.zeros_like(out))
 
 
-def test_decode_tokens_are_left_as_they_are(device: str) -> None:
+@BOTH_KINDS
+def test_decode_tokens_are_left_as_they_are(device: str, exact: bool) -> None:
     """The device's counts say how many there are; chunks have the bits that they have alone."""
     spans = [(1, 90, 1), (2, 5, 1), (3, 200, 70)]
     cache, q = filled_rows(spans, 2, 128, device), queries(72, 8, 128, device)
     meta, segments = tokens_and_segments(spans, device)
-    workspace, table = make_workspace(128, device), cache.page_table
-    alone = attend(q[2:], cache, meta[2:], segments[2:], workspace)
+    workspace, table = make_workspace(128, device, exact=exact), cache.page_table
+    alone = attend(q[2:], cache, meta[2:], segments[2:], workspace, exact)
     out = poisoned(*q.shape, dtype=BF16, device=device)
     before = out.clone()
     arguments = out, q, cache.k, cache.v, meta, segments[2:], table, 128**-0.5
     counts = ints([2, 72, 3], device)
-    memory = {"workspace": workspace, "plan": make_plan(q, cache, meta, workspace, counts)}
+    plan = make_plan(q, cache, meta, workspace, counts, exact)
+    memory = {"workspace": workspace, "plan": plan, "exact": exact}
     ops.paged_attention_into(*arguments, hopper=True, counts=counts, **memory)
     assert_same_bits(out[:2], before[:2])
     assert_same_bits(out[2:], alone)
 
 
-def test_behind_a_rotation_it_may_start_early(device: str) -> None:
+@BOTH_KINDS
+def test_behind_a_rotation_it_may_start_early(device: str, exact: bool) -> None:
     """Queries, keys and values are there only when the kernel before has ended."""
     spans = [(1, 300, 70), (2, 0, 33), (3, 40, 1)]
     meta, segments = tokens_and_segments(spans, device)
@@ -124,9 +139,10 @@ def test_behind_a_rotation_it_may_start_early(device: str) -> None:
     outs = []
     for pdl in (False, True, True):
         cache, own = filled_rows(spans, 2, 64, device), q.clone()
-        workspace, out = make_workspace(64, device), poisoned(*q.shape, dtype=BF16, device=device)
-        pages = cache.k, cache.v
-        memory = {"workspace": workspace, "plan": make_plan(own, cache, meta, workspace)}
+        workspace = make_workspace(64, device, exact=exact)
+        out, pages = poisoned(*q.shape, dtype=BF16, device=device), (cache.k, cache.v)
+        plan = make_plan(own, cache, meta, workspace, exact=exact)
+        memory = {"workspace": workspace, "plan": plan, "exact": exact}
         ops.rope_append_kv_(
             own, k, v, *pages, meta, cache.page_table, *rotary_tables(512, 64, device)
         )

@@ -1,5 +1,6 @@
 """paged_attention_into with a workspace and exact=True: contexts cut at positions that are always
-the same, near the float64 reference, and a token's bits free of what else is in the step.
+the same, near the float64 reference, and a token's bits free of what else is in the step. What
+holds with and without exact is in test_balanced_attention.
 
 On the CPU neither changes anything, and these tests hold for the portable kernel; they are written
 for the CUDA one, on a GPU or emulated.
@@ -7,6 +8,7 @@ for the CUDA one, on a GPU or emulated.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -15,10 +17,10 @@ from torch import Tensor
 
 from photon_ext import ops
 from photon_ext._library import hopper_runs
+from tests.ops import test_balanced_attention as balanced_attention
 from tests.ops import test_chunk_attention as chunk_attention
-from tests.ops.caches import Cache, rotary_tables, tokens_and_segments
-from tests.ops.numeric import assert_same_bits, ints, poisoned
-from tests.ops.test_attention import qkv
+from tests.ops.caches import tokens_and_segments
+from tests.ops.numeric import assert_same_bits, poisoned
 from tests.ops.test_chunk_attention import Span, filled_rows, make_plan, queries, set_sms
 from tests.ops.test_chunk_plan import (
     CTA_WORDS,
@@ -29,39 +31,15 @@ from tests.ops.test_chunk_plan import (
     query_tiles_of,
 )
 
-BF16 = torch.bfloat16
 FIRST_PART = 8 * KV_TILE  # positions
 SPREAD_SLOTS = 8  # of a CTA
 
-
-def make_workspace(head_dim: int, device: str, ctas: int = 132) -> Tensor:
-    return torch.zeros(ops.chunk_workspace_words(head_dim, ctas, exact=True), device=device)
-
-
-def attend(q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, workspace: Tensor) -> Tensor:
-    return chunk_attention.attend(q, cache, meta, segments, workspace=workspace, exact=True)
-
-
-def check_near_the_reference(
-    spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, ctas: int = 132
-) -> None:
-    chunk_attention.check_near_the_reference(
-        spans,
-        *(group, kv_heads, head_dim, device),
-        workspace=make_workspace(head_dim, device, ctas),
-        exact=True,
-    )
+make_workspace = partial(balanced_attention.make_workspace, exact=True)
+attend = partial(balanced_attention.attend, exact=True)
+check_near_the_reference = partial(balanced_attention.check_near_the_reference, exact=True)
 
 
 # --- right ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("group", [1, 3, 4, 7, 16])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
-    """Two chunks, decode tokens, a dead segment and padding."""
-    spans = [(2, 100, 65), (1, 40, 1), (0, 0, 1), (4, 77, 1), (3, 0, 130 // group)]
-    check_near_the_reference(spans, group, 1 + group % 2, head_dim, device)
 
 
 @pytest.mark.parametrize("sms", [1, 3, 8, 40])
@@ -85,40 +63,6 @@ def test_long_contexts_are_near_the_float64_reference(
     """Behind 8,192 positions parts are longer."""
     set_sms(monkeypatch, device, sms)
     check_near_the_reference([(1, 10 * FIRST_PART + 100, 3)], 2, 1, 64, device, sms)
-
-
-def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> None:
-    spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
-    check_near_the_reference(spans, 4, 2, 64, device)
-
-
-def test_a_step_of_dead_tokens_is_zeros(device: str) -> None:
-    cache, q = filled_rows([(1, 0, 5)], 2, 64, device), queries(40, 4, 64, device)
-    meta, segments = torch.zeros(40, 4, dtype=torch.int32, device=device), ints([[0] * 4], device)
-    out = attend(q, cache, meta, segments, make_workspace(64, device))
-    assert_same_bits(out, torch.zeros_like(out))
-
-
-def test_behind_a_rotation_it_may_start_early(device: str) -> None:
-    """Queries, keys and values are there only when the kernel before has ended."""
-    spans = [(1, 300, 70), (2, 0, 33), (3, 40, 1)]
-    meta, segments = tokens_and_segments(spans, device)
-    q, k, v = qkv(len(meta), 4, 2, 64, BF16, device)
-    outs = []
-    for pdl in (False, True, True):
-        cache, own = filled_rows(spans, 2, 64, device), q.clone()
-        workspace, out = make_workspace(64, device), poisoned(*q.shape, dtype=BF16, device=device)
-        pages = cache.k, cache.v
-        plan = make_plan(own, cache, meta, workspace, exact=True)
-        ops.rope_append_kv_(
-            own, k, v, *pages, meta, cache.page_table, *rotary_tables(512, 64, device)
-        )
-        step = meta, segments, cache.page_table, 64**-0.5
-        memory = {"workspace": workspace, "plan": plan, "exact": True}
-        ops.paged_attention_into(out, own, *pages, *step, hopper=True, pdl=pdl, **memory)
-        outs.append(out)
-    for out in outs[1:]:
-        assert_same_bits(out, outs[0])
 
 
 # --- the same bits, whatever else is in the step --------------------------------------------------
