@@ -6,10 +6,10 @@ Operands that a step would read from memory are rotated among so many copies tha
 them; on CUDA all copies are run in one graph, and a time is the median of its replays over the
 number of copies. Each result is checked against photon_ext/reference.py before it is timed. `loss`
 is the time above bytes / ceiling. The case "layers" is a chain: the linears of a model's layers one
-after the other. With `--pdl` a Hopper kernel starts while the one before ends, as in a step; else
-it starts after that. Linears of weights of fewer bits (`--formats`) are those of a decode step, and
-their bytes those of the format; Hopper kernels read a GGUF file's blocks as they are regrouped for
-them. What memory has no room for is skipped.
+after the other. There, and with `--pdl` everywhere, a Hopper kernel starts while the one before
+ends, as in a step; else it starts after that. Linears of weights of fewer bits (`--formats`) are
+those of a decode step, and their bytes those of the format; Hopper kernels read a GGUF file's
+blocks as they are regrouped for them. What memory has no room for is skipped.
 `benchmarks.report FILE` shows a result's tables.
 """
 

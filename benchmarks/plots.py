@@ -5,9 +5,9 @@
     python -m benchmarks.plots --traffic benchmarks/results/traffic-h200.jsonl --output traffic.png
 
 A panel per model (its weights' format and its context, where these are not the usual ones) and
-machine, a group of bars per batch, a bar per engine; its height is floor /
-time of a step, and the time is written on it. `--gains` draws steps of depth 1 and 2, and the gain
-as predicted and observed; `--traffic` latencies over the rate of arrivals. Needs matplotlib.
+machine, a group of bars per batch, a bar per engine; its height is floor / time of a step, and the
+time is written on it. `--gains` draws steps of depth 1 and 2, and the gain as predicted and
+observed; `--traffic` latencies over the rate of arrivals. Needs matplotlib.
 """
 
 from __future__ import annotations

@@ -81,15 +81,15 @@ class EngineOptions:
             128, 256, ... doubled up to `chunk`.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep a request's tokens bit for bit independent of the traffic on CUDA as well, as
-            they are on the CPU: of what else runs, of chunks, depth, cached prompts and preemptions
-            (of one engine: one whose steps may have more than 4,096 tokens attends to prompts by
-            another kernel). Its price: from 33 tokens on (17 where few columns of a weight share a
+            they are on the CPU: of what else runs, of chunks, depth, cached prompts and
+            preemptions. Its price: from 33 tokens on (17 where few columns of a weight share a
             scale) linears keep one order of sums, which is slower than those for a batch and than
             torch's matrix products, and so does attention of as many rows; attention of prompts is
-            dealt out less evenly, and not at all where keys and values are fp8, heads have other
-            than 64 or 128 dims, page_size is no multiple of 16, or a step may have more than 4,096
-            tokens; of cached pages only those of prompts are shared, not those of answers; and a
-            preempted request generates its answer again up to where it was.
+            dealt out less evenly, and not at all, by a kernel that sums in another order, where
+            keys and values are fp8, heads have other than 64 or 128 dims, page_size is no multiple
+            of 16, or a step may have more than 4,096 tokens; of cached pages only those of prompts
+            are shared, not those of answers; and a preempted request generates its answer again up
+            to where it was.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where :func:`photon_ext.hopper_runs` says so), but in the
             layers of steps of more than 128 tokens (256 with layers of up to 32 Mi weights, 64 on
