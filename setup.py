@@ -71,6 +71,7 @@ HOPPER_ARCHS = {"compute_90a": "sm_90a"}
 SM_100_ARCHS = {"compute_100a": "sm_100a"}
 # whose kernels are launched where hopper_runs() alone: see csrc/cuda/launch.cuh
 HOPPER = (
+    "batch_fp8",
     "batch_linear",
     "batch_stored",
     "balanced_attention",
@@ -97,6 +98,7 @@ EMULATOR_FLAGS = (
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include -DPHOTON_SM_100"
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
 CHAINED = (
+    "batch_fp8",
     "batch_linear",
     "batch_stored",
     "dequantize",
@@ -107,6 +109,7 @@ CHAINED = (
     "lora_link",
     "mlp",
     "norm",
+    "quantize",
     "rope_append",
     "sample_bf16",
     "sample_f16",

@@ -299,15 +299,6 @@ def thread_count(text: str) -> int:
     return threads
 
 
-def rounded_forms(text: str) -> list[str]:
-    """ "fp8,int4": what weights are rounded to."""
-    found = cli.names(text)
-    known = CHOICES[2:]
-    if unknown := [name for name in found if name not in known]:
-        raise ArgumentTypeError(f"{unknown[0]!r} is unknown; give some of {', '.join(known)}")
-    return found
-
-
 def single_stream(args: Namespace, result: ResultFile) -> bool:
     """Measures and prints it, and memory; False: one failed."""
     labels = {"what": "single stream", "model": args.model, "device": "cpu"}
@@ -365,7 +356,7 @@ def main(given: list[str] | None = None) -> int:
     add("--threads", type=thread_count, help="for all; default: as many as our kernels take")
     add("--together", action="store_true", help="only requests at once and one after the other")
     told = "beside the other forms: fp8, int4, or both"
-    add("--quantize", type=rounded_forms, default=[], help=told)
+    add("--quantize", type=cli.some_of(CHOICES[2:]), default=[], help=told)
     told = "only these of the forms that it would measure, such as float32,stored"
     add("--forms", type=cli.names, help=f"with --together: {told}")
     args = options.parse_args(given)

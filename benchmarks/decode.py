@@ -37,7 +37,7 @@ from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, agree, host_split, random_prompts, summary
 from benchmarks.floor import bytes_of, read_floor
-from photon_ext.checks import KvDtype
+from photon_ext.checks import Activations, KvDtype
 from photon_ext.models.layers.buffers import kv_bytes_per_token
 from photon_ext.models.requantize import CHOICES
 from photon_ext.runtime import probe
@@ -145,18 +145,23 @@ class Bench:
 
     def through_engine(self, batch: int, way: str) -> dict[str, Any]:
         """Decode of whole requests, which the read floor of their mean context is beside."""
-        exact, kv_dtype = way == "exact", self.args.kv_dtype
-        found = through_engine(self.config, self.weights, batch, exact, kv_dtype)
+        exact, args = way == "exact", self.args
+        found = through_engine(
+            self.config, self.weights, batch, exact, args.kv_dtype, args.activations
+        )
         nbytes = self.weights.bytes_per_step + batch * found["context"] * self._kv_bytes_per_token
         return {**found, "floor_ms": nbytes / self.bytes_per_s * 1e3}
 
     def prefill(self, chunk: int, way: str) -> dict[str, Any]:
         """The forward of a whole prompt."""
         backend = cli.backend_of(self.args)
-        return prefill_forward(self.config, self.weights, chunk, backend, way == "exact")
+        exact, activations = way == "exact", self.args.activations
+        return prefill_forward(self.config, self.weights, chunk, backend, exact, activations)
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
         options |= {"backend": cli.backend_of(self.args), "kv_dtype": self.args.kv_dtype}
+        if not options.get("exact"):
+            options["activations"] = self.args.activations
         return Session(self.config, self.weights, prompts, new_tokens, **options)
 
     def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:
@@ -293,6 +298,8 @@ def arguments(given: list[str] | None) -> Namespace:
         "--quantize", choices=CHOICES, help="how weights lie in memory; default: as load_model does"
     )
     add("--kv-dtype", choices=get_args(KvDtype), help="of keys and values; default: of the weights")
+    told = "what linears of more than 8 tokens read of weights in fp8; default: bfloat16"
+    add("--activations", choices=get_args(Activations), help=told)
     add("--steps", type=number, help="steps per window at most")
     add("--warm-up", type=number, default=16, help="steps before the first window")
     add(

@@ -7,7 +7,8 @@ what the reference says, the share of tokens after which both say the same, and 
 the text. Beside them the bytes of weights that a decode step reads, and ms per step of one stream
 through the engine. In fp8 and int4 weights are rounded to nearest and run as stored. With
 `--kv-dtype fp8` keys and values of all formats are in fp8 besides, but not those of the reference;
-`--formats float32 --kv-dtype fp8` shows what that alone changes.
+`--formats float32 --kv-dtype fp8` shows what that alone changes. `--activations fp8`: of the format
+fp8, with tokens in fp8 (on a Hopper GPU).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
-from photon_ext.checks import KvDtype
+from photon_ext.checks import Activations, KvDtype
 from photon_ext.models.config import ModelConfig
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
@@ -67,11 +68,17 @@ class Bench:
         """One of FORMATS."""
         assert self._expected is not None
         candidate, kv_dtype = in_format(form, self._config, self._weights), self._args.kv_dtype
-        found = self._logits(candidate, kv_dtype)
+        activations = self._args.activations if form == "fp8" else None
+        found = self._logits(candidate, kv_dtype, activations)
         return {**self._figures(candidate, found, kv_dtype), **divergence(self._expected, found)}
 
-    def _logits(self, candidate: Candidate, kv_dtype: KvDtype | None = None) -> torch.Tensor:
-        return text_logits(*candidate, self._ids, self._args.chunk, kv_dtype)
+    def _logits(
+        self,
+        candidate: Candidate,
+        kv_dtype: KvDtype | None = None,
+        activations: Activations | None = None,
+    ) -> torch.Tensor:
+        return text_logits(*candidate, self._ids, self._args.chunk, kv_dtype, activations)
 
     def _figures(
         self, candidate: Candidate, logits: torch.Tensor, kv_dtype: KvDtype | None = None
@@ -118,18 +125,11 @@ def run_model(name: str, device: torch.device, args: Namespace, result: ResultFi
 
     if result.measure({**labels, "format": args.dtype}, reference) is None:
         return
-    beside = f", {args.kv_dtype} kv" if args.kv_dtype else ""
     for form in args.formats:
+        beside = f", {args.kv_dtype} kv" if args.kv_dtype else ""
+        beside += ", fp8 activations" if args.activations and form == "fp8" else ""
         if form != args.dtype or beside:
             result.measure({**labels, "format": form + beside}, partial(made[0].compare, form))
-
-
-def formats(text: str) -> list[str]:
-    """ "fp8,int4" as names of FORMATS."""
-    found = cli.names(text)
-    if unknown := [name for name in found if name not in FORMATS]:
-        raise ArgumentTypeError(f"{unknown[0]!r} is no format; give some of {', '.join(FORMATS)}")
-    return found
 
 
 def text_file(text: str) -> Path:
@@ -149,9 +149,16 @@ def main(given: list[str] | None = None) -> int:
     told = "of the reference, which is not rounded"
     add("--dtype", choices=cli.DTYPES, default="float32", help=told)
     default = "bfloat16,fp8,int4"
-    add("--formats", type=formats, default=default, help=f"some of {', '.join(FORMATS)}")
+    add(
+        "--formats",
+        type=cli.some_of(FORMATS),
+        default=default,
+        help=f"some of {', '.join(FORMATS)}",
+    )
     told = "of keys and values of the formats; default: theirs"
     add("--kv-dtype", choices=get_args(KvDtype), help=told)
+    told = "what linears of the format fp8 read; default: bfloat16"
+    add("--activations", choices=get_args(Activations), help=told)
     add("--text", type=text_file, default=TEXT, help="a file; default: benchmarks/data/quality.txt")
     add("--tokens", type=cli.positive_integer, help="of the text; default: all")
     told = "tokens of a step; with 1 all are decode steps, whose kernels are others"

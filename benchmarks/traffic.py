@@ -3,6 +3,7 @@
     python -m benchmarks.traffic --model qwen3-0.6b --loads mix --rates burst,10,20,40 --json FILE
     python -m benchmarks.traffic --loads chat --rates 10 --sweep --depth 1,2
     python -m benchmarks.traffic --engine prefill=mixed/separate --engine max_rows=256
+    python -m benchmarks.traffic --rates burst --quantize none,fp8,int4
 
 Arrivals are by the clock, those of a Poisson process or all at once (`burst`), and no answer delays
 one; latencies count from when a request was due. `--sweep` raises the rate until requests queue for
@@ -34,6 +35,7 @@ from benchmarks.open_loop.cells import BURST, SERVERS, Plan
 from benchmarks.open_loop.loads import LOADS
 from benchmarks.peers import checkpoint, interpreter
 from photon_ext.errors import ModelError
+from photon_ext.models.requantize import CHOICES
 
 WORKER = "benchmarks.open_loop.cells"
 Hear = Callable[[dict[str, Any]], None]
@@ -75,7 +77,13 @@ def _literal(text: str) -> Any:
 
 def variants(args: Namespace) -> list[dict[str, Any]]:
     """Options of our engine, one value of each, in every combination."""
-    named = {"depth": args.depth, "max_rows": args.rows, "chunk": args.chunk, **dict(args.engine)}
+    named = {
+        "quantize": args.quantize,
+        "depth": args.depth,
+        "max_rows": args.rows,
+        "chunk": args.chunk,
+        **dict(args.engine),
+    }
     given = {name: values for name, values in named.items() if values}
     return [dict(zip(given, values, strict=True)) for values in product(*given.values())]
 
@@ -103,7 +111,10 @@ def serve(
     """Why the worker failed, or None."""
     device, dtype = cli.device_of(args.device), args.dtype or "bfloat16"
     longest = max(LOADS[name].scaled(args.scale).longest for name in args.loads)
+    options = dict(options)
+    quantize = options.pop("quantize", None)
     task = {"engine": engine, "model": model, "device": str(device), "dtype": args.dtype}
+    task["quantize"] = quantize
     task["plan"] = {name: getattr(args, name) for name in Plan._fields}
     task["options"] = {"max_len": longest, **options}
     with ExitStack() as stack:
@@ -149,6 +160,8 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--scale", type=cli.positive_number, help="of all lengths")
     add("--seed", type=number, default=7, help="of the first cell; 7: the burst in the README")
     add("--dtype", choices=cli.DTYPES, help="default: as benchmarks.decode")
+    told = "how weights of our engine lie in memory: " + ", ".join(CHOICES)
+    add("--quantize", type=cli.some_of(CHOICES), default=[], help=told)
     add("--depth", **several, default=[], help="steps in flight")
     add("--rows", **several, default=[], help="max_rows of the engine")
     add("--chunk", **several, default=[], help="prompt tokens of a step")

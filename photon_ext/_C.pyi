@@ -285,11 +285,14 @@ def plan_linear(
     scale_dtype: str = "float32",
     zeros: bool = False,
     offsets: bool = False,
+    scale_rows: int = 1,
+    fp8_tokens: bool = False,
 ) -> tuple[str, str | None]:
     """The kernel that an op ("norm_linear_into") with a weight [n, k] runs on contiguous tensors
     where ``hopper`` is asked for, as csrc/cuda names it, less "_kernel"; and why it is not the
     Hopper kernel for so many tokens, or None. `format`: one of `weight_formats`, and of int4 and
     int8 how many columns share a scale, its dtype, and whether there are zero points or offsets.
+    `scale_rows`: so many rows share scales. `fp8_tokens`: x is in fp8.
 
     ValueError: there is no such linear, format or dtype.
     """

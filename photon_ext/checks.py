@@ -16,6 +16,7 @@ from photon_ext.errors import ConfigError, RequestError, shown
 Backend: TypeAlias = Literal["hopper", "portable"]
 Prefill: TypeAlias = Literal["mixed", "separate"]
 KvDtype: TypeAlias = Literal["fp8"]
+Activations: TypeAlias = Literal["fp8"]
 
 INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
 
@@ -113,6 +114,16 @@ def check_kv_dtype(value: object) -> None:
     if value is not None and not (isinstance(value, str) and value in get_args(KvDtype)):
         raise ConfigError(
             f"kv_dtype is {shown(value)}; give 'fp8', or None for the dtype of the model"
+        )
+
+
+def check_activations(value: object) -> None:
+    """``value`` says what linears of many tokens read, or is None: numbers in the model's dtype.
+    Raises ConfigError.
+    """
+    if value is not None and not (isinstance(value, str) and value in get_args(Activations)):
+        raise ConfigError(
+            f"activations is {shown(value)}; give 'fp8', or None for the dtype of the model"
         )
 
 

@@ -48,6 +48,7 @@ from torch.autograd import forward_ad
 
 from photon_ext import _C, _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
 from photon_ext.errors import shown
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.layout import LINK_COLUMNS, LINK_SPARE, ROW_COLUMNS
 from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
@@ -76,6 +77,7 @@ _NAMES = (
     "swiglu_into",
     "linear_norm_into",
     "dequantize_into",
+    "quantize_fp8_into",
     "lora_shrink_into",
     "lora_expand_",
     "lora_link_",
@@ -109,6 +111,7 @@ _norm_swiglu = _op["norm_swiglu_into"]
 _swiglu = _op["swiglu_into"]
 _linear_norm = _op["linear_norm_into"]
 _dequantize = _op["dequantize_into"]
+_quantize_fp8 = _op["quantize_fp8_into"]
 _lora_shrink = _op["lora_shrink_into"]
 _lora_expand = _op["lora_expand_"]
 _lora_link = _op["lora_link_"]
@@ -131,6 +134,11 @@ def _stored(weight: Tensor | Weight) -> tuple[Tensor, tuple[Tensor | int | None,
             "WeightFormat"
         )
     return weight.data, (weight.scale, weight.format.code, weight.zero, weight.divisor)
+
+
+def _tokens(x: Tensor | Fp8Tokens) -> tuple[Tensor, Tensor | None]:
+    """What linears are given of tokens: in fp8 also their scales."""
+    return x if isinstance(x, Fp8Tokens) else (x, None)
 
 
 def _weight_tensors(weight: Tensor | Weight) -> Iterator[Tensor]:
@@ -526,7 +534,7 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
 
 def linear_into(
     out: Tensor,
-    x: Tensor,
+    x: Tensor | Fp8Tokens,
     weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
@@ -538,10 +546,12 @@ def linear_into(
 
     Args:
         out: [T, n], written.
-        x: [T, k].
+        x: [T, k]; or in fp8, as :func:`quantize_fp8_into` makes it, by a weight in fp8 with a scale
+            for each row or block of 128 x 128: then the dtype of the call is that of out, and GPUs
+            read it with `hopper` alone, in the kernels for a batch.
         weight: [n, k], of the dtype of x, or a :class:`photon_ext.Weight`, whose numbers are
             rounded to float32 and multiplied as such. Hopper kernels read those in fp8, int4 and
-            int8, whose numbers they round to bfloat16.
+            int8, whose numbers they round to bfloat16 where x is not in fp8.
         bias: [n], or None.
         counts: int32 [1 or more], its first element the number of leading tokens to compute, which
             the op reads on the device; below 0 is none, above T is all. The other tokens of out
@@ -551,8 +561,8 @@ def linear_into(
             pointers and strides are whole 16-byte vectors.
         pdl: as in :func:`norm_linear_into`.
     """
-    numbers, stored = _stored(weight)
-    _linear(out, x, numbers, bias, counts, hopper, pdl, *stored)
+    (x, x_scale), (numbers, stored) = _tokens(x), _stored(weight)
+    _linear(out, x, numbers, bias, counts, hopper, pdl, *stored, x_scale=x_scale)
 
 
 def linear(
@@ -591,6 +601,22 @@ def dequantize_into(out: Tensor, weight: Weight) -> None:
     """
     numbers, stored = _stored(weight)
     _dequantize(out, numbers, *stored)
+
+
+def quantize_fp8_into(
+    out: Fp8Tokens, x: Tensor, counts: Tensor | None = None, pdl: bool = False
+) -> None:
+    """Each token of x in fp8, for linears: divided by its scale, which is its largest magnitude by
+    448, and rounded to the nearest e4m3 number. A token of zeros has the scale 0. One with a NaN or
+    an infinity has that for a scale, so that none of its products is finite.
+
+    Args:
+        out: written.
+        x: [T, k].
+        counts: as in :func:`linear_into`.
+        pdl: as in :func:`norm_linear_into`.
+    """
+    _quantize_fp8(out.data, out.scale, x, counts, pdl)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
@@ -792,7 +818,7 @@ def norm_swiglu(
 
 def swiglu_into(
     out: Tensor,
-    x: Tensor,
+    x: Tensor | Fp8Tokens,
     gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
@@ -804,20 +830,20 @@ def swiglu_into(
 
     Args:
         out: [T, intermediate], written.
-        x: [T, hidden].
+        x: [T, hidden], or in fp8, as in :func:`linear_into`.
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
         hopper, pdl: as in :func:`linear_into`, n being intermediate.
     """
-    numbers, stored = _stored(gate_up_weight)
-    _swiglu(out, x, numbers, bias, counts, hopper, pdl, *stored)
+    (x, x_scale), (numbers, stored) = _tokens(x), _stored(gate_up_weight)
+    _swiglu(out, x, numbers, bias, counts, hopper, pdl, *stored, x_scale=x_scale)
 
 
 def linear_norm_into(
-    out: Tensor,
+    out: Tensor | Fp8Tokens,
     residual: Tensor,
-    x: Tensor,
+    x: Tensor | Fp8Tokens,
     weight: Tensor | Weight,
     norm_weight: Tensor,
     eps: float,
@@ -832,9 +858,10 @@ def linear_norm_into(
     :func:`linear_residual_` and :func:`rms_norm_into`.
 
     Args:
-        out: [T, n], written.
+        out: [T, n], written; where x is in fp8 it may be so, too, as :func:`quantize_fp8_into`
+            makes it of what is normalized.
         residual: [T, n], updated.
-        x: [T, k].
+        x: [T, k], or in fp8, as in :func:`linear_into`.
         weight: [n, k].
         norm_weight: [n].
         eps: added to the mean square.
@@ -845,6 +872,7 @@ def linear_norm_into(
         workspace: float32 [words], contiguous, at least :func:`linear_norm_workspace_words` of
             this call's shapes; written.
     """
+    (out, out_scale), (x, x_scale) = _tokens(out), _tokens(x)
     numbers, stored = _stored(weight)
     _linear_norm(
         out,
@@ -859,6 +887,8 @@ def linear_norm_into(
         pdl,
         workspace,
         *stored,
+        x_scale=x_scale,
+        out_scale=out_scale,
     )
 
 

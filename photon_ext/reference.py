@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from photon_ext.dequantize import dequantized
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.layout import (
     AUTOMATON_HEADER,
     DELTA_HEADER,
@@ -687,7 +688,7 @@ def linear(
 
 def linear_into(
     out: Tensor,
-    x: Tensor,
+    x: Tensor | Fp8Tokens,
     weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
@@ -697,8 +698,8 @@ def linear_into(
     """As :func:`photon_ext.ops.linear_into`: the tokens of out [T, n] within the counts are
     written.
     """
-    num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = linear(x[:num_tokens], weight, bias)
+    num_tokens = _leading_tokens(out, counts)
+    out[:num_tokens] = _linear(x, num_tokens, weight, bias, out.dtype)
 
 
 def gemv_into(
@@ -714,6 +715,47 @@ def gemv_into(
 def dequantize_into(out: Tensor, weight: Weight) -> None:
     """As :func:`photon_ext.ops.dequantize_into`: out [n, k] is written."""
     out.copy_(dequantized(weight))
+
+
+def quantize_fp8_into(
+    out: Fp8Tokens, x: Tensor, counts: Tensor | None = None, pdl: bool = False
+) -> None:
+    """As :func:`photon_ext.ops.quantize_fp8_into`: the tokens of out within the counts are
+    written.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    wide = x[:num_tokens].float()
+    largest = wide.abs().amax(-1)
+    scale = largest / torch.full_like(largest, FP8_MOST)  # of a number CUDA takes the inverse
+    out.scale[:num_tokens] = scale
+    shares = torch.where(scale == 0, 0, wide.T / scale).T.clamp(-FP8_MOST, FP8_MOST)
+    out.data[:num_tokens] = shares.to(torch.float8_e4m3fn)
+
+
+def _linear(
+    x: Tensor | Fp8Tokens,
+    num_tokens: int,
+    weight: Tensor | Weight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Of so many tokens, in `dtype`, which is that of x where it is not in fp8."""
+    if not isinstance(x, Fp8Tokens):
+        return linear(x[:num_tokens], weight, bias)
+    numbers = x.data[:num_tokens].float() * x.scale[:num_tokens, None]
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return linear(numbers.to(wide), weight, bias).to(dtype)
+
+
+def _add_product(
+    residual: Tensor,
+    x: Tensor | Fp8Tokens,
+    num_tokens: int,
+    weight: Tensor | Weight,
+    bias: Tensor | None,
+) -> None:
+    product = _linear(x, num_tokens, weight, bias, residual.dtype)
+    residual[:num_tokens] = _wide(residual[:num_tokens]) + _wide(product)
 
 
 def _leading_tokens(x: Tensor, counts: Tensor | None) -> int:
@@ -808,10 +850,7 @@ def linear_residual_(
     """As :func:`photon_ext.ops.linear_residual_`: the tokens of residual [T, n] within the
     counts are updated.
     """
-    num_tokens = _leading_tokens(x, counts)
-    residual[:num_tokens] = _wide(residual[:num_tokens]) + _wide(
-        linear(x[:num_tokens], weight, bias)
-    )
+    _add_product(residual, x, _leading_tokens(x, counts), weight, bias)
 
 
 def norm_swiglu(
@@ -848,7 +887,7 @@ def norm_swiglu_into(
 
 def swiglu_into(
     out: Tensor,
-    x: Tensor,
+    x: Tensor | Fp8Tokens,
     gate_up_weight: Tensor | Weight,
     bias: Tensor | None = None,
     counts: Tensor | None = None,
@@ -858,14 +897,14 @@ def swiglu_into(
     """As :func:`photon_ext.ops.swiglu_into`: the tokens of out [T, intermediate] within the counts
     are written.
     """
-    num_tokens = _leading_tokens(x, counts)
-    out[:num_tokens] = silu_mul(linear(x[:num_tokens], gate_up_weight, bias))
+    num_tokens = _leading_tokens(out, counts)
+    out[:num_tokens] = silu_mul(_linear(x, num_tokens, gate_up_weight, bias, out.dtype))
 
 
 def linear_norm_into(
-    out: Tensor,
+    out: Tensor | Fp8Tokens,
     residual: Tensor,
-    x: Tensor,
+    x: Tensor | Fp8Tokens,
     weight: Tensor | Weight,
     norm_weight: Tensor,
     eps: float,
@@ -878,9 +917,13 @@ def linear_norm_into(
     """As :func:`photon_ext.ops.linear_norm_into`: the tokens of residual [T, n] within the counts
     are updated, those of out [T, n] written.
     """
-    num_tokens = _leading_tokens(x, counts)
-    linear_residual_(residual, x, weight, bias, counts)
-    out[:num_tokens] = rms_norm(residual[:num_tokens], norm_weight, eps)
+    num_tokens = _leading_tokens(residual, counts)
+    _add_product(residual, x, num_tokens, weight, bias)
+    normed = rms_norm(residual[:num_tokens], norm_weight, eps)
+    if isinstance(out, Fp8Tokens):
+        quantize_fp8_into(Fp8Tokens(*(part[:num_tokens] for part in out)), normed)
+    else:
+        out[:num_tokens] = normed
 
 
 # --- lora -----------------------------------------------------------------------------------------

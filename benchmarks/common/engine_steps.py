@@ -14,7 +14,7 @@ from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.kernel_cases.linears import projections
 from photon_ext import Engine, SamplingParams
-from photon_ext.checks import Backend, KvDtype
+from photon_ext.checks import Activations, Backend, KvDtype
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind
@@ -32,6 +32,7 @@ def through_engine(
     batch: int,
     exact: bool,
     kv_dtype: KvDtype | None = None,
+    activations: Activations | None = None,
 ) -> dict[str, Any]:
     """ms per step of `batch` requests at once, all of the engine's own work included: the time of
     long answers less that of short ones, each the best of REPEATS, by the steps between them.
@@ -39,7 +40,8 @@ def through_engine(
     """
     short, long = ANSWERS[weights.device.type]
     length = PROMPT + long
-    sizes = {"max_rows": batch, "max_len": length, "buckets": (batch,)}
+    sizes: dict[str, Any] = {"max_rows": batch, "max_len": length, "buckets": (batch,)}
+    sizes |= {"exact": exact, "kv_dtype": kv_dtype, "activations": activations}
     seeds = iter(range(1 + 2 * REPEATS))
 
     def seconds(engine: Engine, count: int) -> float:
@@ -52,9 +54,7 @@ def through_engine(
             raise BenchmarkError(f"answers are not of {count} tokens: {outputs[0].error}")
         return taken
 
-    with Engine.from_weights(
-        config, weights, None, exact=exact, kv_dtype=kv_dtype, **sizes
-    ) as made:
+    with Engine.from_weights(config, weights, None, **sizes) as made:
         seconds(made, min(WARM_UP, short))
         least = {n: min(seconds(made, n) for _ in range(REPEATS)) for n in (short, long)}
         now = made.stats()
@@ -71,7 +71,12 @@ def through_engine(
 
 
 def prefill_forward(
-    config: ModelConfig, weights: DecoderWeights, chunk: int, backend: Backend, exact: bool
+    config: ModelConfig,
+    weights: DecoderWeights,
+    chunk: int,
+    backend: Backend,
+    exact: bool,
+    activations: Activations | None = None,
 ) -> dict[str, Any]:
     """A captured step of one whole prompt of `chunk` tokens, by the device's events. Its rate
     counts the layers' linears alone: 2 x weights x tokens; its time has attention and the head of
@@ -79,7 +84,8 @@ def prefill_forward(
     """
     prompts = random_prompts(config.vocab, PROMPTS, chunk)
     options: dict[str, Any] = {"depth": 2, "chunk": chunk, "captured": True, "timing": True}
-    with Session(config, weights, prompts, 32, backend=backend, exact=exact, **options) as one:
+    options |= {"backend": backend, "exact": exact, "activations": activations}
+    with Session(config, weights, prompts, 32, **options) as one:
         with logged_steps(2) as log:
             one.begin()
         one.check()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from photon_ext import ops
-from photon_ext.checks import KvDtype
+from photon_ext.checks import Activations, KvDtype
 from photon_ext.layout import ROW_COLUMNS, SegmentFlag
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
@@ -25,16 +25,19 @@ def text_logits(
     ids: list[int],
     chunk: int = CHUNK,
     kv_dtype: KvDtype | None = None,
+    activations: Activations | None = None,
 ) -> torch.Tensor:
     """float32 [tokens, vocab], on the device of the weights: what follows each token of a text.
 
-    `chunk`: tokens of a step; with 1 all are decode steps, whose kernels are others. `kv_dtype`: as
-    an engine has it. Raises ConfigError for a text that is longer than the model takes.
+    `chunk`: tokens of a step; with 1 all are decode steps, whose kernels are others. `kv_dtype`
+    and `activations`: as an engine has them. Raises ConfigError for a text that is longer than the
+    model takes.
     """
     device, chunk = weights.device, min(chunk, len(ids))
     pages = -(-len(ids) // PAGE_SIZE)
     sizes = (chunk, min(chunk, HEAD), len(ids), PAGE_SIZE, pages)
-    decoder = Decoder(config, weights, *sizes, plan_for(config, weights), kv_dtype=kv_dtype)
+    plan = plan_for(config, weights, activations=activations)
+    decoder = Decoder(config, weights, *sizes, plan, kv_dtype=kv_dtype)
     tokens = torch.tensor(ids, dtype=torch.int32, device=device)
     page_table = torch.arange(pages, dtype=torch.int32, device=device).repeat(2, 1)
     found = torch.empty(len(ids), config.vocab, device=device)

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -59,6 +60,19 @@ def names(text: str) -> list[str]:
     if not found:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing")
     return found
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """Reads "fp8,int4" as names of these."""
+
+    def read(text: str) -> list[str]:
+        found = names(text)
+        if unknown := [name for name in found if name not in known]:
+            told = f"{unknown[0]!r} is unknown; give some of {', '.join(known)}"
+            raise argparse.ArgumentTypeError(told)
+        return found
+
+    return read
 
 
 def device_name(text: str) -> str:

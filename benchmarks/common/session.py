@@ -10,7 +10,7 @@ from statistics import fmean, median
 import torch
 
 from benchmarks.common.result import BenchmarkError
-from photon_ext.checks import Backend, KvDtype
+from photon_ext.checks import Activations, Backend, KvDtype
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.kernel_plan import plan_for
@@ -40,6 +40,7 @@ class Session:
         exact: prefill with our own linears, whose results do not depend on what else is in the
             step; torch's are faster for many tokens.
         kv_dtype: of keys and values; None: that of the weights.
+        activations: what linears of many tokens read, as an engine has it; not with `exact`.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Session:
         exact: bool = False,
         backend: Backend = "portable",
         kv_dtype: KvDtype | None = None,
+        activations: Activations | None = None,
     ) -> None:
         self.batch = len(prompts)
         self.prompt_len = len(prompts[0])
@@ -81,7 +83,7 @@ class Session:
             max_len=pages * PAGE_SIZE,
             page_size=PAGE_SIZE,
             num_pages=self.batch * pages,
-            plan=plan_for(config, weights, backend, exact),
+            plan=plan_for(config, weights, backend, exact, activations),
             kv_dtype=kv_dtype,
         )
         self._logits: torch.Tensor | None = None  # of the step that was built last

@@ -25,7 +25,9 @@ class OurServer:
     def __init__(self, task: dict[str, Any]) -> None:
         self.version = photon_ext.__version__
         dtype = None if task["dtype"] is None else DTYPES[task["dtype"]]
-        config, weights = open_model(task["model"], dtype, device_of(task["device"]))
+        config, weights = open_model(
+            task["model"], dtype, device_of(task["device"]), task["quantize"]
+        )
         begin = time.perf_counter()
         self._engine = Engine.from_weights(config, weights, None, **task["options"])
         self.start_up = {"engine_s": time.perf_counter() - begin, **_captured(self._engine)}

@@ -1,5 +1,6 @@
-// How keys and values become e4m3 bytes (1 sign, 4 exponent and 3 mantissa bits, bias 7; no
-// infinity): each head of a token is divided by its own scale, its largest magnitude by kMostE4m3.
+// How numbers become e4m3 bytes (1 sign, 4 exponent and 3 mantissa bits, bias 7; no infinity): a
+// token's head of keys or values, or all that a linear reads of a token, is divided by its own
+// scale, its largest magnitude by kMostE4m3.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -45,9 +46,21 @@ PHOTON_HOST_DEVICE inline uint8_t e4m3_of(float value) {
   return static_cast<uint8_t>(((bits >> 24) & 0x80u) | rounded);
 }
 
-// A number of a head with this scale; 0 where the head has but zeros.
+// One of the numbers with this scale; 0 where all are.
 PHOTON_HOST_DEVICE inline uint8_t e4m3_of(float value, float scale) {
   return e4m3_of(scale == 0.0f ? 0.0f : value / scale);
+}
+
+// All of them; returns their scale.
+inline float quantize_e4m3(uint8_t* out, const float* numbers, int64_t count) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t own = magnitude_bits(numbers[i]);
+    largest = largest > own ? largest : own;
+  }
+  const float scale = e4m3_scale(largest);
+  for (int64_t i = 0; i < count; ++i) out[i] = e4m3_of(numbers[i], scale);
+  return scale;
 }
 
 }  // namespace photon

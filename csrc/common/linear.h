@@ -31,9 +31,12 @@ enum class Epilogue : int32_t {
 enum class Backend : int32_t { kPortable, kHopper };
 
 struct LinearParams {
-  void* out;       // [tokens, outputs()]; kAdd: null
-  void* residual;  // [tokens, n]: kAdd, kAddNorm; else null
-  const void* x;   // [tokens, k]
+  void* out;              // [tokens, outputs()]; kAdd: null
+  void* residual;         // [tokens, n]: kAdd, kAddNorm; else null
+  float* out_scales;      // [tokens], kAddNorm with x_scales: out is e4m3 bytes, as
+                          // QuantizeFp8Params has them; or null
+  const void* x;          // [tokens, k], of dtype; with x_scales e4m3 bytes
+  const float* x_scales;  // [tokens], which the bytes of a token are multiplied by; or null
   Weight weight;
   const void* bias;         // [n] or null
   const void* norm_weight;  // the prologue's or the epilogue's, or null
@@ -51,6 +54,17 @@ struct LinearParams {
   DType dtype;
 
   int64_t outputs() const { return epilogue == Epilogue::kSwiglu ? weight.n / 2 : weight.n; }
+};
+
+// Each token of x divided by its own scale, its largest magnitude by kMostE4m3, as e4m3 bytes.
+struct QuantizeFp8Params {
+  uint8_t* out;           // [tokens, k]
+  float* scales;          // [tokens]
+  const void* x;          // [tokens, k]
+  const int32_t* counts;  // [1] or null: only the first *counts tokens are computed
+  int64_t tokens, k, out_stride, x_stride;
+  bool pdl;  // it may start while the kernels before it still run
+  DType dtype;
 };
 
 // The op that computes it.

@@ -10,8 +10,17 @@ namespace photon {
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
 // depend on the number of tokens. Of Hopper kernels kNarrow, kMidStored and kBatchStored read
 // weights of fewer bits: the first two give a token the same bits, those of kBatchStored depend on
-// the number of tokens.
-enum class LinearKernel { kTile, kNarrow, kMid, kMidStored, kLarge, kBatch, kBatchStored };
+// the number of tokens. So do those of kBatchFp8, the only one that reads x in fp8.
+enum class LinearKernel {
+  kTile,
+  kNarrow,
+  kMid,
+  kMidStored,
+  kLarge,
+  kBatch,
+  kBatchStored,
+  kBatchFp8
+};
 
 // The kernel's name in csrc/cuda/linear, less "_kernel".
 constexpr const char* name_of(LinearKernel kernel) {
@@ -30,6 +39,8 @@ constexpr const char* name_of(LinearKernel kernel) {
       return "batch";
     case LinearKernel::kBatchStored:
       return "batch_stored";
+    case LinearKernel::kBatchFp8:
+      return "batch_fp8";
   }
   return "";
 }
@@ -96,11 +107,25 @@ inline Unsupported stored_unsupported(const LinearParams& p) {
   return {};
 }
 
+// Of x in fp8: what it is multiplied by.
+inline Unsupported fp8_tokens_unsupported(const LinearParams& p) {
+  const WeightScales& s = p.weight.scales;
+  if (!is_batch_linear(p)) return {"only the linears of a batch read x in fp8"};
+  if (p.weight.format != WeightFormat::kFp8) return {"x is in fp8, and the weight is not"};
+  const bool of_rows = s.rows == 1 && s.columns >= p.weight.k;
+  if (!of_rows && s.rows != kScaleBlock)
+    return {"x is in fp8, and the weight has neither a scale a row nor one a block"};
+  return {};
+}
+
 // Of sizes: what all Hopper kernels ask.
 inline Unsupported hopper_sizes_unsupported(const LinearParams& p) {
   const Weight& w = p.weight;
   const bool takes_any = !is_batch_linear(p) && p.epilogue != Epilogue::kAdd;
   if (p.dtype != DType::kBF16) return {kNotBf16};
+  if (p.x_scales != nullptr) {
+    if (const Unsupported tokens = fp8_tokens_unsupported(p)) return tokens;
+  }
   if (w.format != WeightFormat::kDense) {
     if (const Unsupported stored = stored_unsupported(p)) return stored;
   }
@@ -131,10 +156,12 @@ inline bool are_scales_aligned(const Weight& w) {
 inline bool has_linear_vectors(const LinearParams& p) {
   const Weight& w = p.weight;
   const bool is_dense = w.format == WeightFormat::kDense;
-  const bool reads = are_vector_aligned(p.x, w.data, p.norm_weight, p.residual) &&
-                     are_whole_vectors(p.dtype, p.x_stride, is_dense ? w.stride : w.stride / 2,
-                                       p.residual_stride) &&
-                     (is_dense || (w.stride % 2 == 0 && are_scales_aligned(w)));
+  const int64_t x_stride = p.x_scales == nullptr ? p.x_stride : p.x_stride / 2;
+  const bool reads =
+      are_vector_aligned(p.x, w.data, p.norm_weight, p.residual) &&
+      are_whole_vectors(p.dtype, x_stride, is_dense ? w.stride : w.stride / 2, p.residual_stride) &&
+      (p.x_scales == nullptr || p.x_stride % 2 == 0) &&
+      (is_dense || (w.stride % 2 == 0 && are_scales_aligned(w)));
   const bool writes = !is_batch_linear(p) || (are_vector_aligned(p.out, p.workspace) &&
                                               are_whole_vectors(p.dtype, p.out_stride));
   return reads && writes;
@@ -168,6 +195,7 @@ inline KernelChoice<LinearKernel> plan_linear(const LinearParams& p, const Gpu& 
   if (p.backend == Backend::kPortable) return {LinearKernel::kTile};
   if (const Unsupported why = hopper_linear_unsupported(p, gpu)) return {LinearKernel::kTile, why};
   const bool is_dense = p.weight.format == WeightFormat::kDense;
+  if (p.x_scales != nullptr) return {LinearKernel::kBatchFp8};
   if (is_batch_linear(p)) return {is_dense ? LinearKernel::kBatch : LinearKernel::kBatchStored};
   const bool has_workspace = p.workspace != nullptr && is_vector_aligned(p.workspace);
   if (!is_dense) {

@@ -63,11 +63,7 @@ void zero_heads(void* out, int64_t heads, int64_t head_dim, int64_t head_stride,
 void store_fp8(void* out, float* scale, const void* head, int64_t head_dim, DType dtype) {
   float numbers[kMaxHeadDim];
   simd().to_float(numbers, head, head_dim, dtype);
-  uint32_t largest = 0;
-  for (int64_t i = 0; i < head_dim; ++i) largest = std::max(largest, magnitude_bits(numbers[i]));
-  *scale = e4m3_scale(largest);
-  for (int64_t i = 0; i < head_dim; ++i)
-    static_cast<uint8_t*>(out)[i] = e4m3_of(numbers[i], *scale);
+  *scale = quantize_e4m3(static_cast<uint8_t*>(out), numbers, head_dim);
 }
 
 // Rotates one key head into its place in the cache, and copies the value head; false where it has

@@ -23,6 +23,7 @@ void select_tokens(const SelectTokensParams& p);
 
 void rms_norm(const RmsNormParams& p);  // and add_rms_norm, where residual is set
 void linear(const LinearParams& p);
+void quantize_fp8(const QuantizeFp8Params& p);
 void dequantize(const DequantizeParams& p);
 void silu_mul(const SiluMulParams& p);
 

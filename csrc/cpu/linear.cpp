@@ -36,8 +36,25 @@ struct FloatRows {
   int64_t stride;
 };
 
+// x in fp8, as numbers.
+FloatRows fp8_tokens(const LinearParams& p, int64_t tokens) {
+  thread_local Scratch scratch;
+  const int64_t k = p.weight.k;
+  float* const data = scratch.floats(tokens * k);
+  WeightScales scales{};
+  scales.data = p.x_scales;
+  scales.stride = scales.rows = 1;
+  scales.columns = k;
+  const Weight x = {p.x, tokens, k, p.x_stride, WeightFormat::kFp8, scales};
+  parallel_for(tokens, 1 + kGrainElements / (k + 1), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) simd().read_row(x, i, data + i * k, DType::kF32);
+  });
+  return {data, k};
+}
+
 // x, or x normalized: dense, valid until the next call.
 FloatRows multiplied_tokens(const LinearParams& p, int64_t tokens) {
+  if (p.x_scales != nullptr) return fp8_tokens(p, tokens);
   const int64_t k = p.weight.k, size = size_of(p.dtype);
   const void* x = p.x;
   int64_t stride = p.x_stride;
@@ -96,6 +113,17 @@ void add(const LinearParams& p, int64_t tokens) {
   });
 }
 
+// out = the residual, normalized, or that in fp8.
+void normalize(const LinearParams& p, int64_t tokens) {
+  const bool is_fp8 = p.out_scales != nullptr;
+  const Rows normed = is_fp8 ? product_scratch(p, tokens) : Rows{p.out, p.out_stride};
+  rms_norm({normed.data, nullptr, p.residual, p.norm_weight, tokens, p.weight.n, normed.stride, 0,
+            p.residual_stride, p.eps, p.dtype});
+  if (is_fp8)
+    quantize_fp8({static_cast<uint8_t*>(p.out), p.out_scales, normed.data, nullptr, tokens,
+                  p.weight.n, p.out_stride, normed.stride, false, p.dtype});
+}
+
 }  // namespace
 
 void linear(const LinearParams& p) {
@@ -115,8 +143,7 @@ void linear(const LinearParams& p) {
       return add(p, tokens);
     case Epilogue::kAddNorm:
       add(p, tokens);
-      return rms_norm({p.out, nullptr, p.residual, p.norm_weight, tokens, p.weight.n, p.out_stride,
-                       0, p.residual_stride, p.eps, p.dtype});
+      return normalize(p, tokens);
   }
 }
 

@@ -29,6 +29,9 @@ int select_tokens(const SelectTokensParams& p, void* stream);
 int rms_norm(const RmsNormParams& p, void* stream);  // add_rms_norm too: residual != null
 
 int linear(const LinearParams& p, void* stream);
+// Why the current device does not read x in fp8 in this call; null: it does.
+const char* fp8_tokens_refused(const LinearParams& p);
+int quantize_fp8(const QuantizeFp8Params& p, void* stream);
 int dequantize(const DequantizeParams& p, void* stream);
 int silu_mul(const SiluMulParams& p, void* stream);
 

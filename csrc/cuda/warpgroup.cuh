@@ -222,38 +222,59 @@ __device__ inline void warpgroup_settle(float (&d)[kRegisters]) {
 #define PHOTON_SUMS_96 PHOTON_SUMS_88, PHOTON_FOUR(88), PHOTON_FOUR(92)
 
 // The instruction for so many rows, half as many registers; x, w and adds are the operands behind
-// these. `adds`: to what d holds; else d is overwritten.
-#define PHOTON_MULTIPLY_ROWS(rows, registers, x_number, w_number, adds_number)                     \
-  __device__ inline void multiply_rows(float (&d)[registers], uint64_t x, uint64_t w, bool adds) { \
+// these. `adds`: to what d holds; else d is overwritten. `type`: of 32 bytes of a row of each.
+#define PHOTON_MULTIPLY_ROWS(name, type, orders, rows, registers, x_number, w_number, adds_number) \
+  __device__ inline void name(float (&d)[registers], uint64_t x, uint64_t w, bool adds) {          \
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #adds_number                           \
-                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #rows                                   \
-                 "k16.f32.bf16.bf16 {" PHOTON_NAMES_##registers "}, %" #x_number ", %" #w_number   \
-                                                                ", adds, 1, 1, 0, 0;\n}"           \
+                 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #rows type                              \
+                 " {" PHOTON_NAMES_##registers "}, %" #x_number ", %" #w_number                    \
+                                               ", adds, 1, 1" orders ";\n}"                        \
                  : PHOTON_SUMS_##registers                                                         \
                  : "l"(x), "l"(w), "r"(static_cast<int>(adds)));                                   \
   }
+#define PHOTON_MULTIPLY_BF16(...) \
+  PHOTON_MULTIPLY_ROWS(multiply_rows, "k16.f32.bf16.bf16", ", 0, 0", __VA_ARGS__)
+#define PHOTON_MULTIPLY_E4M3(...) \
+  PHOTON_MULTIPLY_ROWS(multiply_e4m3_rows, "k32.f32.e4m3.e4m3", "", __VA_ARGS__)
 
-PHOTON_MULTIPLY_ROWS(16, 8, 8, 9, 10)
-PHOTON_MULTIPLY_ROWS(24, 12, 12, 13, 14)
-PHOTON_MULTIPLY_ROWS(32, 16, 16, 17, 18)
-PHOTON_MULTIPLY_ROWS(40, 20, 20, 21, 22)
-PHOTON_MULTIPLY_ROWS(48, 24, 24, 25, 26)
-PHOTON_MULTIPLY_ROWS(64, 32, 32, 33, 34)
-PHOTON_MULTIPLY_ROWS(80, 40, 40, 41, 42)
-PHOTON_MULTIPLY_ROWS(96, 48, 48, 49, 50)
-PHOTON_MULTIPLY_ROWS(112, 56, 56, 57, 58)
-PHOTON_MULTIPLY_ROWS(128, 64, 64, 65, 66)
-PHOTON_MULTIPLY_ROWS(144, 72, 72, 73, 74)
-PHOTON_MULTIPLY_ROWS(152, 76, 76, 77, 78)
-PHOTON_MULTIPLY_ROWS(160, 80, 80, 81, 82)
-PHOTON_MULTIPLY_ROWS(176, 88, 88, 89, 90)
-PHOTON_MULTIPLY_ROWS(192, 96, 96, 97, 98)
+PHOTON_MULTIPLY_BF16(16, 8, 8, 9, 10)
+PHOTON_MULTIPLY_BF16(24, 12, 12, 13, 14)
+PHOTON_MULTIPLY_BF16(32, 16, 16, 17, 18)
+PHOTON_MULTIPLY_BF16(40, 20, 20, 21, 22)
+PHOTON_MULTIPLY_BF16(48, 24, 24, 25, 26)
+PHOTON_MULTIPLY_BF16(64, 32, 32, 33, 34)
+PHOTON_MULTIPLY_BF16(80, 40, 40, 41, 42)
+PHOTON_MULTIPLY_BF16(96, 48, 48, 49, 50)
+PHOTON_MULTIPLY_BF16(112, 56, 56, 57, 58)
+PHOTON_MULTIPLY_BF16(128, 64, 64, 65, 66)
+PHOTON_MULTIPLY_BF16(144, 72, 72, 73, 74)
+PHOTON_MULTIPLY_BF16(152, 76, 76, 77, 78)
+PHOTON_MULTIPLY_BF16(160, 80, 80, 81, 82)
+PHOTON_MULTIPLY_BF16(176, 88, 88, 89, 90)
+PHOTON_MULTIPLY_BF16(192, 96, 96, 97, 98)
+
+PHOTON_MULTIPLY_E4M3(32, 16, 16, 17, 18)
+PHOTON_MULTIPLY_E4M3(64, 32, 32, 33, 34)
+PHOTON_MULTIPLY_E4M3(80, 40, 40, 41, 42)
+PHOTON_MULTIPLY_E4M3(96, 48, 48, 49, 50)
+PHOTON_MULTIPLY_E4M3(128, 64, 64, 65, 66)
+PHOTON_MULTIPLY_E4M3(152, 76, 76, 77, 78)
+PHOTON_MULTIPLY_E4M3(160, 80, 80, 81, 82)
+PHOTON_MULTIPLY_E4M3(192, 96, 96, 97, 98)
 
 template <int kRegisters>
 __device__ inline void multiply_rows(float (&d)[kRegisters], const RowTileFragment& x,
                                      const RowTileFragment& w, int depth, bool adds) {
   multiply_rows(d, describe_row_tiles<kKBlockBytes>(x, depth),
                 describe_row_tiles<kKBlockBytes>(w, depth), adds);
+}
+
+// The same of e4m3 bytes: d[64][rows] = or += x[64][32] w[rows][32].
+template <int kRegisters>
+__device__ inline void multiply_e4m3_rows(float (&d)[kRegisters], const RowTileFragment& x,
+                                          const RowTileFragment& w, int depth, bool adds) {
+  multiply_e4m3_rows(d, describe_row_tiles<kKBlockBytes>(x, depth),
+                     describe_row_tiles<kKBlockBytes>(w, depth), adds);
 }
 
 // Of values in shared memory, as attention adds them: d[64][columns] += a[64][16] b[16][columns], a
@@ -325,9 +346,12 @@ __device__ inline void warpgroup_wait_but() {
 template <int kRegisters>
 __device__ inline void warpgroup_settle(float (&)[kRegisters]) {}
 
-template <int kRegisters>
-__device__ inline void multiply_rows(float (&d)[kRegisters], const RowTileFragment& x,
-                                     const RowTileFragment& w, int depth, bool adds) {
+// Of the group's tokens, of each eight rows n and their four sums: `multiply(sums, tokens, rows)`,
+// of 32 bytes of each.
+template <int kRegisters, typename Multiply>
+__device__ inline void for_each_eight(float (&d)[kRegisters], const RowTileFragment& x,
+                                      const RowTileFragment& w, int depth, bool adds,
+                                      const Multiply& multiply) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8, row = lane % 8;
   uint32_t tokens[4];
   load_matrices(tokens, swizzled_vector(x.at + (2 * warp + matrix % 2) * kKBlockBytes, row, depth,
@@ -338,8 +362,33 @@ __device__ inline void multiply_rows(float (&d)[kRegisters], const RowTileFragme
     load_matrices(rows, swizzled_vector(w.at + n * kKBlockBytes, row, depth, matrix % 2));
     float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[n * 4]);
     if (!adds) sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
-    multiply_bf16(sums, tokens, {rows[0], rows[1]});
+    multiply(sums, tokens, rows);
   }
+}
+
+template <int kRegisters>
+__device__ inline void multiply_rows(float (&d)[kRegisters], const RowTileFragment& x,
+                                     const RowTileFragment& w, int depth, bool adds) {
+  for_each_eight(d, x, w, depth, adds,
+                 [](float (&sums)[4], const uint32_t (&tokens)[4], const uint32_t (&rows)[4]) {
+                   multiply_bf16(sums, tokens, {rows[0], rows[1]});
+                 });
+}
+
+// As float16, which has them all: first the even pairs of columns, then the odd ones.
+template <int kRegisters>
+__device__ inline void multiply_e4m3_rows(float (&d)[kRegisters], const RowTileFragment& x,
+                                          const RowTileFragment& w, int depth, bool adds) {
+  for_each_eight(d, x, w, depth, adds,
+                 [](float (&sums)[4], const uint32_t (&tokens)[4], const uint32_t (&rows)[4]) {
+                   uint32_t x_pairs[4][2], w_pairs[2][2];
+                   for (int i = 0; i < 4; ++i) halves_of_e4m3(x_pairs[i], tokens[i]);
+                   for (int i = 0; i < 2; ++i) halves_of_e4m3(w_pairs[i], rows[i]);
+                   for (int i = 0; i < 2; ++i)
+                     multiply_f16(sums,
+                                  {x_pairs[0][i], x_pairs[1][i], x_pairs[2][i], x_pairs[3][i]},
+                                  {w_pairs[0][i], w_pairs[1][i]});
+                 });
 }
 
 template <int kSliceStride, int kRegisters>

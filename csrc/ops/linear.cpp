@@ -1,6 +1,6 @@
 // linear_into, gemv_into, norm_linear_into, linear_residual_, norm_swiglu_into, swiglu_into,
 // linear_norm_into: x @ weight.T + bias, with what comes before or after it in a layer; and
-// dequantize_into.
+// dequantize_into, quantize_fp8_into.
 #include "common/linear_plan.h"
 #include "ops/dispatch.h"
 #include "ops/weight_arg.h"
@@ -11,6 +11,7 @@ namespace {
 // What all of them are given. `y`: the tensor that the products are stored in, or added to.
 struct LinearArgs {
   Arg x;
+  OptionalArg x_scale;
   WeightArg weight;
   OptionalArg bias;
   Arg y;
@@ -22,6 +23,7 @@ struct LinearArgs {
     (adds ? p.residual : p.out) = y.data<void>();
     (adds ? p.residual_stride : p.out_stride) = y.stride(0);
     p.x = x.data<void>();
+    p.x_scales = x_scale.data<float>();
     p.weight = weight.weight();
     p.bias = bias.data<void>();
     p.counts = counts.data<int32_t>();
@@ -30,16 +32,41 @@ struct LinearArgs {
     p.epilogue = epilogue;
     p.backend = hopper ? Backend::kHopper : Backend::kPortable;
     p.pdl = pdl;
-    p.dtype = x.dtype();
+    p.dtype = y.dtype();
     return p;
   }
 };
+
+const std::optional<Tensor> kAbsent;
 
 // What a call gives of a linear besides x, the weight's numbers and y.
 struct LinearTensors {
   const std::optional<Tensor>& bias;
   const std::optional<Tensor>& counts;
   WeightTensors weight;
+  const std::optional<Tensor>& x_scale = kAbsent;
+};
+
+// x as it is multiplied, and what its tokens are multiplied by: None where it has a floating dtype.
+struct Tokens {
+  Arg x;
+  OptionalArg scale;
+
+  Tokens(Args& arg, const Tensor& x_, const std::optional<Tensor>& scale_, const char* meaning)
+      : x(arg("x", x_)), scale(arg("x_scale", scale_)) {
+    if (scale) {
+      x.fp8();
+    } else if (x.is_fp8()) {
+      fail(arg.op(), "x_scale is None, expected float32 [tokens of x], because x is float8_e4m3fn");
+    } else {
+      x.floating();
+    }
+    x.rank(2, meaning).last_contiguous();
+    if (scale) scale->float32().shape({x.size(0)}, "[tokens of x]").contiguous();
+  }
+
+  // Whose dtype all but x has.
+  const Arg& like(const Arg& y) const { return scale ? y.floating() : x; }
 };
 
 // [n] of the weight.
@@ -53,45 +80,48 @@ OptionalArg bias_argument(Args& arg, const std::optional<Tensor>& bias_, const A
 // `y_name`: what the op calls y.
 LinearArgs linear_args(Args& arg, const char* y_name, const Tensor& y_, const Tensor& x_,
                        const Tensor& weight_, const LinearTensors& others) {
-  const Arg x = arg("x", x_).floating().rank(2, "[tokens, k]").last_contiguous();
-  const WeightArg weight(arg, arg("weight", weight_), others.weight, x, Arg::kAny, x.size(1),
+  const Tokens tokens(arg, x_, others.x_scale, "[tokens, k]");
+  const Arg& x = tokens.x;
+  const Arg y = arg(y_name, y_);
+  const Arg& like = tokens.like(y);
+  const WeightArg weight(arg, arg("weight", weight_), others.weight, like, Arg::kAny, x.size(1),
                          "[n, k of x]");
-  const Arg y = arg(y_name, y_)
-                    .dtype_of(x)
-                    .shape({x.size(0), weight.rows.size(0)}, "[tokens of x, n of weight]")
-                    .last_contiguous();
-  const OptionalArg bias = bias_argument(arg, others.bias, x, weight, "[n of weight]");
+  y.dtype_of(like)
+      .shape({x.size(0), weight.rows.size(0)}, "[tokens of x, n of weight]")
+      .last_contiguous();
+  const OptionalArg bias = bias_argument(arg, others.bias, like, weight, "[n of weight]");
   const OptionalArg counts = counts_argument(arg, others.counts);
-  y.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(),
-             weight.divisor.get(), counts.get()});
-  return {x, weight, bias, y, counts};
+  y.written({&x, tokens.scale.get(), &weight.rows, bias.get(), weight.scale.get(),
+             weight.zero.get(), weight.divisor.get(), counts.get()});
+  return {x, tokens.scale, weight, bias, y, counts};
 }
 
 LinearArgs swiglu_args(Args& arg, const Tensor& out_, const Tensor& x_,
                        const Tensor& gate_up_weight_, const LinearTensors& others) {
-  const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
-  const Arg out = arg("out", out_)
-                      .dtype_of(x)
-                      .shape({x.size(0), Arg::kAny}, "[tokens of x, intermediate]")
-                      .last_contiguous();
+  const Tokens tokens(arg, x_, others.x_scale, "[tokens, hidden]");
+  const Arg& x = tokens.x;
+  const Arg out = arg("out", out_);
+  const Arg& like = tokens.like(out);
+  out.dtype_of(like).shape({x.size(0), Arg::kAny}, "[tokens of x, intermediate]").last_contiguous();
   const Arg rows = arg("gate_up_weight", gate_up_weight_)
                        .rank(2, "[2 x intermediate, hidden]")
                        .even(0, "gate, then up")
                        .contiguous();
-  const WeightArg weight(arg, rows, others.weight, x, 2 * out.size(1), x.size(1),
+  const WeightArg weight(arg, rows, others.weight, like, 2 * out.size(1), x.size(1),
                          "[2 x intermediate of out, hidden of x]");
-  const OptionalArg bias = bias_argument(arg, others.bias, x, weight, "[2 x intermediate of out]");
+  const OptionalArg bias =
+      bias_argument(arg, others.bias, like, weight, "[2 x intermediate of out]");
   const OptionalArg counts = counts_argument(arg, others.counts);
-  out.written({&x, &weight.rows, bias.get(), weight.scale.get(), weight.zero.get(),
-               weight.divisor.get(), counts.get()});
-  return {x, weight, bias, out, counts};
+  out.written({&x, tokens.scale.get(), &weight.rows, bias.get(), weight.scale.get(),
+               weight.zero.get(), weight.divisor.get(), counts.get()});
+  return {x, tokens.scale, weight, bias, out, counts};
 }
 
 // The weight of a norm of `size` values, and its epsilon.
 Arg take_norm(Args& arg, LinearParams& p, const LinearArgs& args, const Tensor& norm_weight_,
               double eps, int64_t size, const char* meaning) {
   const Arg norm_weight =
-      arg("norm_weight", norm_weight_).dtype_of(args.x).shape({size}, meaning).contiguous();
+      arg("norm_weight", norm_weight_).dtype_of(args.y).shape({size}, meaning).contiguous();
   args.y.written({&norm_weight});
   p.norm_weight = norm_weight.data<void>();
   p.eps = check_epsilon(arg.op(), eps);
@@ -106,9 +136,9 @@ void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Ar
   const OptionalArg workspace = arg("workspace", workspace_);
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
-  workspace->written({out, &args.y, &args.x, norm_weight, &args.weight.rows, args.bias.get(),
-                      args.weight.scale.get(), args.weight.zero.get(), args.weight.divisor.get(),
-                      args.counts.get()});
+  workspace->written({out, &args.y, &args.x, args.x_scale.get(), norm_weight, &args.weight.rows,
+                      args.bias.get(), args.weight.scale.get(), args.weight.zero.get(),
+                      args.weight.divisor.get(), args.counts.get()});
   p.workspace = workspace->data<float>();
 }
 
@@ -128,14 +158,37 @@ void normalize_input(Args& arg, LinearParams& p, const LinearArgs& args, const T
   take_input_workspace(arg, p, args, &norm_weight, workspace_);
 }
 
+// Why the GPU does not read x in fp8; null: it does, or there is none.
+const char* fp8_tokens_refused([[maybe_unused]] const Arg& y,
+                               [[maybe_unused]] const LinearParams& p) {
+#if defined(PHOTON_EMULATED_CUDA)
+  if (y.device().type == aoti_torch_device_type_cpu()) return cuda::fp8_tokens_refused(p);
+#elif defined(PHOTON_WITH_CUDA)
+  if (y.device().type == aoti_torch_device_type_cuda()) {
+    const CudaScope scope(y.op(), y.device());
+    return cuda::fp8_tokens_refused(p);
+  }
+#endif
+  return nullptr;
+}
+
+void run_linear(const LinearArgs& args, const LinearParams& p) {
+  const char* const why = p.x_scales == nullptr ? nullptr : fp8_tokens_refused(args.y, p);
+  if (why != nullptr)
+    fail(args.y.op(), "x is float8_e4m3fn, which no kernel reads here: ", why,
+         "; give x in bfloat16, without x_scale");
+  PHOTON_DISPATCH(linear, args.y, p);
+}
+
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
             bool pdl, const std::optional<Tensor>& scale_, int64_t format,
-            const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
+            const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_,
+            const std::optional<Tensor>& x_scale_) {
   Args arg("linear_into");
-  const LinearArgs args = linear_args(arg, "out", out_, x_, weight_,
-                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
-  PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kStore, hopper, pdl));
+  const LinearArgs args = linear_args(
+      arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_, divisor_}, x_scale_});
+  run_linear(args, args.params(Epilogue::kStore, hopper, pdl));
 }
 
 void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
@@ -207,11 +260,13 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
 void swiglu(const Tensor& out_, const Tensor& x_, const Tensor& gate_up_weight_,
             const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_, bool hopper,
             bool pdl, const std::optional<Tensor>& scale_, int64_t format,
-            const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
+            const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_,
+            const std::optional<Tensor>& x_scale_) {
   Args arg("swiglu_into");
-  const LinearArgs args = swiglu_args(arg, out_, x_, gate_up_weight_,
-                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
-  PHOTON_DISPATCH(linear, args.y, args.params(Epilogue::kSwiglu, hopper, pdl));
+  const LinearArgs args =
+      swiglu_args(arg, out_, x_, gate_up_weight_,
+                  {bias_, counts_, {scale_, format, zero_, divisor_}, x_scale_});
+  run_linear(args, args.params(Epilogue::kSwiglu, hopper, pdl));
 }
 
 void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
@@ -219,26 +274,38 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
                  const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
                  bool hopper, bool pdl, const std::optional<Tensor>& workspace_,
                  const std::optional<Tensor>& scale_, int64_t format,
-                 const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_) {
+                 const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_,
+                 const std::optional<Tensor>& x_scale_, const std::optional<Tensor>& out_scale_) {
   Args arg("linear_norm_into");
-  const LinearArgs args = linear_args(arg, "residual", residual_, x_, weight_,
-                                      {bias_, counts_, {scale_, format, zero_, divisor_}});
+  const LinearArgs args =
+      linear_args(arg, "residual", residual_, x_, weight_,
+                  {bias_, counts_, {scale_, format, zero_, divisor_}, x_scale_});
   const int64_t tokens = args.x.size(0), n = args.weight.rows.size(0);
   LinearParams p = args.params(Epilogue::kAddNorm, hopper, pdl);
   const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, n, "[n of weight]");
-  const Arg out = arg("out", out_)
-                      .dtype_of(args.x)
-                      .shape({tokens, n}, "[tokens of x, n of weight]")
-                      .last_contiguous();
-  out.written({&args.y, &args.x, &args.weight.rows, &norm_weight, args.bias.get(),
-               args.weight.scale.get(), args.weight.zero.get(), args.weight.divisor.get(),
-               args.counts.get()});
+  const Arg out = arg("out", out_);
+  const OptionalArg out_scale = arg("out_scale", out_scale_);
+  if (out_scale) {
+    if (!args.x_scale)
+      fail(arg.op(), "out_scale is a tensor, expected None, because x is not in fp8");
+    out.fp8();
+    out_scale->float32().shape({tokens}, "[tokens of x]").contiguous();
+    out_scale->written({&out, &args.y, &args.x, args.x_scale.get(), &args.weight.rows, &norm_weight,
+                        args.bias.get(), args.weight.scale.get(), args.counts.get()});
+  } else {
+    out.dtype_of(args.y);
+  }
+  out.shape({tokens, n}, "[tokens of x, n of weight]").last_contiguous();
+  out.written({&args.y, &args.x, args.x_scale.get(), &args.weight.rows, &norm_weight,
+               args.bias.get(), args.weight.scale.get(), args.weight.zero.get(),
+               args.weight.divisor.get(), args.counts.get()});
   p.out = out.data<void>();
   p.out_stride = out.stride(0);
+  p.out_scales = out_scale.data<float>();
   take_workspace(arg, p, args, &norm_weight, &out, workspace_,
                  linear_norm_workspace_words(tokens, n),
                  "linear_norm_workspace_words of this call's shapes");
-  PHOTON_DISPATCH(linear, out, p);
+  run_linear(args, p);
 }
 
 void dequantize(const Tensor& out_, const Tensor& weight_, const std::optional<Tensor>& scale_,
@@ -255,6 +322,32 @@ void dequantize(const Tensor& out_, const Tensor& weight_, const std::optional<T
   PHOTON_DISPATCH(dequantize, out, p);
 }
 
+void quantize_fp8(const Tensor& out_, const Tensor& scale_, const Tensor& x_,
+                  const std::optional<Tensor>& counts_, bool pdl) {
+  Args arg("quantize_fp8_into");
+  const Arg out = arg("out", out_).fp8().rank(2, "[tokens, k]").last_contiguous();
+  const Arg scale =
+      arg("scale", scale_).float32().shape({out.size(0)}, "[tokens of out]").contiguous();
+  const Arg x = arg("x", x_)
+                    .floating()
+                    .shape({out.size(0), out.size(1)}, "the shape of out")
+                    .last_contiguous();
+  const OptionalArg counts = counts_argument(arg, counts_);
+  out.written({&scale, &x, counts.get()});
+  scale.written({&x, counts.get()});
+  const QuantizeFp8Params p{out.data<uint8_t>(),
+                            scale.data<float>(),
+                            x.data<void>(),
+                            counts.data<int32_t>(),
+                            x.size(0),
+                            x.size(1),
+                            out.stride(0),
+                            x.stride(0),
+                            pdl,
+                            x.dtype()};
+  PHOTON_DISPATCH(quantize_fp8, out, p);
+}
+
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("linear_into", TORCH_BOX(&linear));
   m.impl("gemv_into", TORCH_BOX(&gemv));
@@ -264,6 +357,7 @@ void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("swiglu_into", TORCH_BOX(&swiglu));
   m.impl("linear_norm_into", TORCH_BOX(&linear_norm));
   m.impl("dequantize_into", TORCH_BOX(&dequantize));
+  m.impl("quantize_fp8_into", TORCH_BOX(&quantize_fp8));
 }
 
 }  // namespace

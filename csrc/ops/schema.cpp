@@ -39,7 +39,8 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "linear_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "counts=None, bool hopper=False, bool pdl=False, Tensor? weight_scale=None, int "
-      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
+      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None, Tensor? "
+      "x_scale=None) -> ()");
   m.def(
       "gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "weight_scale=None, int weight_format=0, Tensor? weight_zero=None, Tensor? "
@@ -47,6 +48,9 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "dequantize_into(Tensor(a!) out, Tensor weight, Tensor? weight_scale=None, int "
       "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
+  m.def(
+      "quantize_fp8_into(Tensor(a!) out, Tensor(b!) scale, Tensor x, Tensor? counts=None, bool "
+      "pdl=False) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def(
@@ -74,12 +78,14 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "swiglu_into(Tensor(a!) out, Tensor x, Tensor gate_up_weight, Tensor? bias=None, Tensor? "
       "counts=None, bool hopper=False, bool pdl=False, Tensor? weight_scale=None, int "
-      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
+      "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None, Tensor? "
+      "x_scale=None) -> ()");
   m.def(
       "linear_norm_into(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, Tensor "
       "norm_weight, float eps, Tensor? bias=None, Tensor? counts=None, bool hopper=False, bool "
       "pdl=False, Tensor(c!)? workspace=None, Tensor? weight_scale=None, int weight_format=0, "
-      "Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
+      "Tensor? weight_zero=None, Tensor? weight_divisor=None, Tensor? x_scale=None, Tensor(d!)? "
+      "out_scale=None) -> ()");
   // lora
   m.def(
       "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state) "

@@ -66,12 +66,12 @@ WeightFormat format_named(const std::string& name) {
   throw py::value_error("format is '" + name + "'; give one of weight_formats()");
 }
 
-// `scale_columns`: that share a scale of integers; scales, zero points and offsets lie beside the
-// numbers.
+// `scale_columns`, `scale_rows`: that share a scale; scales, zero points and offsets lie beside the
+// numbers. `fp8_tokens`: x is in fp8.
 auto linear_choice(const Gpu& gpu, const std::string& op, const std::string& dtype, int64_t tokens,
                    int64_t n, int64_t k, bool workspace, const std::string& format,
-                   int64_t scale_columns, const std::string& scale_dtype, bool zeros,
-                   bool offsets) {
+                   int64_t scale_columns, const std::string& scale_dtype, bool zeros, bool offsets,
+                   int64_t scale_rows, bool fp8_tokens) {
   LinearParams p = linear_named(op);
   p.weight = dense_weight(nullptr, n, k, k);
   p.weight.format = format_named(format);
@@ -79,10 +79,12 @@ auto linear_choice(const Gpu& gpu, const std::string& op, const std::string& dty
     const auto [columns, bytes] = block_layout(p.weight.format);
     p.weight.stride = k / columns * bytes;
     p.weight.scales.columns = scale_columns;
+    p.weight.scales.rows = scale_rows;
     if (!is_fp4(p.weight.format)) p.weight.scales.dtype = dtype_named(scale_dtype);
     if (zeros) p.weight.scales.zeros = reinterpret_cast<const uint8_t*>(some_workspace);
     if (offsets) p.weight.scales.offsets = some_workspace;
   }
+  p.x_scales = fp8_tokens ? some_workspace : nullptr;
   p.workspace = workspace ? some_workspace : nullptr;
   p.tokens = tokens;
   if (p.epilogue != Epilogue::kAdd) p.out_stride = p.outputs();
@@ -177,7 +179,8 @@ void bind_plans(py::module_& m) {
   m.def("plan_linear", &linear_choice, py::arg("gpu"), py::arg("op"), py::arg("dtype"),
         py::arg("tokens"), py::arg("n"), py::arg("k"), py::arg("workspace") = true,
         py::arg("format") = "dense", py::arg("scale_columns") = kScaleBlock,
-        py::arg("scale_dtype") = "float32", py::arg("zeros") = false, py::arg("offsets") = false);
+        py::arg("scale_dtype") = "float32", py::arg("zeros") = false, py::arg("offsets") = false,
+        py::arg("scale_rows") = 1, py::arg("fp8_tokens") = false);
   m.def("plan_decode_attention", &decode_choice, py::arg("gpu"), py::arg("dtype"),
         py::arg("tokens"), py::arg("q_heads"), py::arg("kv_heads"), py::arg("head_dim"),
         py::arg("page_size"), py::arg("batch") = false, py::arg("fp8_kv") = false);

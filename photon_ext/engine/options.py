@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from photon_ext.checks import (
+    Activations,
     Backend,
     KvDtype,
     Prefill,
+    check_activations,
     check_backend,
     check_count,
     check_counts,
@@ -58,6 +60,10 @@ class EngineOptions:
             and KV head: the same memory has nearly twice the pages of a bfloat16 model, and answers
             differ a little. On a GPU the Hopper kernel of decode rows reads them, and chunk
             attention of prompts. None: they have the dtype of the model.
+        activations: "fp8" has weights that are stored in fp8 multiplied by tokens in fp8 in steps
+            of more than 8 tokens, each token with a scale of its own: prompts and steps of many
+            rows take less time, and answers differ a little, by how many tokens a step has as well.
+            For Hopper GPUs, and not with `exact`. None: linears read the dtype of the model.
         chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
             that fits there; else 256.
         prefill: "mixed": every step has all decode rows. Beside them are as many prompt tokens as
@@ -100,8 +106,8 @@ class EngineOptions:
             it does not take the whole model. None: hopper where the device runs it and the model is
             bfloat16.
         kernel_plan: which kernels run, as models.kernel_plan.plan_kernels makes it and
-            dataclasses.replace changes it; then leave out `exact` and `backend`. None: the plan
-            that these two choose.
+            dataclasses.replace changes it; then leave out `exact`, `backend` and `activations`.
+            None: the plan that these choose.
         prefix_cache: a prompt that begins as an earlier prompt or conversation finds its keys and
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
@@ -134,6 +140,7 @@ class EngineOptions:
     page_size: int = 16
     num_pages: int | None = None
     kv_dtype: KvDtype | None = None
+    activations: Activations | None = None
     chunk: int | None = None
     prefill: Prefill | None = None
     max_tokens_per_step: int | None = None
@@ -186,6 +193,7 @@ class EngineOptions:
             if isinstance(EngineOptions.__dataclass_fields__[name].default, bool):
                 check_flag(name, value)
         check_backend(self.backend)
+        check_activations(self.activations)
         self._check_plan()
         check_prefill(self.prefill)
         check_kv_dtype(self.kv_dtype)
@@ -197,12 +205,13 @@ class EngineOptions:
             raise ConfigError(
                 f"kernel_plan is {shown(plan)}; give what models.kernel_plan.plan_kernels returns"
             )
-        others = {"exact": self.exact or None, "backend": self.backend}
+        others: dict[str, object] = {"exact": self.exact or None, "backend": self.backend}
+        others["activations"] = self.activations
         given = [f"{name} is {shown(value)}" for name, value in others.items() if value is not None]
         if plan is not None and given:
             raise ConfigError(
                 f"kernel_plan is given, and {' and '.join(given)}: that chooses a plan of its own; "
-                "leave out one of them, or give both to plan_kernels (which does not ask whether "
+                "leave out one of them, or give all to plan_kernels (which does not ask whether "
                 "all steps of an exact model sum alike, see hopper_unsupported)"
             )
 

@@ -106,7 +106,9 @@ def make_model(
     """A runtime, the decoder over its pages, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
     heads = checked_config(region)
-    plan = options.kernel_plan or plan_for(config, weights, options.backend, options.exact)
+    plan = options.kernel_plan or plan_for(
+        config, weights, options.backend, options.exact, options.activations
+    )
     size = size_engine(options, config, weights.dtype, weights.device, plan, heads)
     _check_graphs(plan, options, weights)
     if options.exact and plan.hopper and weights.device.type == "cuda":

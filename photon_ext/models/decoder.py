@@ -37,6 +37,7 @@ from photon_ext.models.layers.buffers import (
     allocate_workspaces,
     workspace_words,
 )
+from photon_ext.models.layers.fp8_execution import FP8_EXECUTIONS
 from photon_ext.models.layers.projection import EXECUTIONS, Execution
 from photon_ext.models.region import RegionSteps
 from photon_ext.models.weights import DecoderWeights
@@ -193,7 +194,8 @@ class Decoder:
         buffers: Activations,
         counts: torch.Tensor | None,
     ) -> Execution:
-        return EXECUTIONS[mode](step, buffers, self._workspaces, self.config.rms_eps, counts)
+        executions = FP8_EXECUTIONS if self.plan.fp8_activations else EXECUTIONS
+        return executions[mode](step, buffers, self._workspaces, self.config.rms_eps, counts)
 
     def _run_layers(self, execution: Execution) -> None:
         """From `buffers.residual`, the embeddings, to the output of the last layer: there, and

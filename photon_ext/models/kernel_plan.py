@@ -9,14 +9,21 @@ which are asked here; `photon-ext info --plan MODEL` prints what both come to.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from photon_ext import _C
-from photon_ext.checks import Backend, check_backend, check_count, check_flag
+from photon_ext.checks import (
+    Activations,
+    Backend,
+    check_activations,
+    check_backend,
+    check_count,
+    check_flag,
+)
 from photon_ext.errors import ConfigError, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.projections import (
@@ -52,6 +59,7 @@ NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 # tokens take 0.8 to 0.9 times as long. Where few columns share a scale, the fused linears of more
 # than 16 tokens take longer than those of a batch
 STORED_BATCH_TOKENS, LEAST_GROUPED_BATCH_TOKENS = 256, 17
+LEAST_FP8_BATCH_TOKENS = 9  # of tokens in fp8
 ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
@@ -168,6 +176,9 @@ class KernelPlan:
         batch_attention: with `hopper`, attention of many decode tokens sums in the order that is
             fastest, so that their bits depend on their number.
 
+        fp8_activations: in the modes BATCH and TORCH weights in fp8 are multiplied by tokens that
+            are rounded to fp8.
+
     ConfigError: one is of another type.
     """
 
@@ -177,12 +188,14 @@ class KernelPlan:
     balanced_attention: bool = False
     exact_attention: bool = False
     batch_attention: bool = False
+    fp8_activations: bool = False
 
     def __post_init__(self) -> None:
         check_flag("KernelPlan: hopper", self.hopper)
         check_flag("KernelPlan: balanced_attention", self.balanced_attention)
         check_flag("KernelPlan: exact_attention", self.exact_attention)
         check_flag("KernelPlan: batch_attention", self.batch_attention)
+        check_flag("KernelPlan: fp8_activations", self.fp8_activations)
         for name, modes in (("decode", self.decode), ("chunks", self.chunks)):
             if not isinstance(modes, ExecutionModes):
                 raise ConfigError(f"KernelPlan: {name} is {shown(modes)}; give ExecutionModes(...)")
@@ -194,6 +207,7 @@ def plan_kernels(
     dtype: str,
     backend: Backend | None = None,
     exact: bool = False,
+    activations: Activations | None = None,
 ) -> KernelPlan:
     """The plan of a model with weights of `dtype` ("bfloat16") on a device. To change parts of it,
     use dataclasses.replace.
@@ -211,12 +225,17 @@ def plan_kernels(
     in fewer bits (`ModelConfig.quantization`), no step is, unless Hopper kernels take all linears:
     steps go op by op through the portable ones. Those of more tokens than a batch's linears take go
     through torch, for which weights are decoded; attention and sampling stay as they are.
-    ConfigError: a value that `dtype`, `backend` or `exact` cannot have.
+    `activations`: "fp8" sets `fp8_activations`, and a batch's linears begin at fewer tokens.
+    ConfigError: a value that `dtype`, `backend`, `exact` or `activations` cannot have; activations
+    in fp8 are asked for, and the model or the device has no kernels for them, or with `exact`.
     """
     check_backend(backend)
     check_flag("exact", exact)
+    check_activations(activations)
     if dtype not in DTYPES:
         raise ConfigError(f"dtype is {shown(dtype)}; give {', '.join(map(repr, DTYPES))}")
+    if activations is not None:
+        _check_fp8_activations(config, target, dtype, backend, exact)
     is_gpu = target.capability is not None
     torch_too = is_gpu and not exact
     plain = ExecutionModes(0, OWN_TOKENS if torch_too else ALL)
@@ -230,12 +249,33 @@ def plan_kernels(
         few_bits = ExecutionModes(most, plain.own_tokens)
         if batch:
             least = least_stored_batch_tokens(config)
+            if activations is not None:
+                least = LEAST_FP8_BATCH_TOKENS
             few_bits = replace(few_bits, batch_tokens=STORED_BATCH_TOKENS, least_batch_tokens=least)
         modes = few_bits if fits else plain
-        return KernelPlan(True, modes, modes, *attention)
+        return KernelPlan(True, modes, modes, *attention, activations is not None)
     fused = ExecutionModes(most, plain.own_tokens, most_batch_tokens(config) if batch else 0)
     chunks = fused if fits else plain
     return KernelPlan(True, fused, chunks, *attention)
+
+
+def _check_fp8_activations(
+    config: ModelConfig, target: Target, dtype: str, backend: Backend | None, exact: bool
+) -> None:
+    """ConfigError: the model's steps cannot have them."""
+    asked = 'activations is "fp8"'
+    if exact:
+        raise ConfigError(
+            f"{asked}, and exact is True: a step of few tokens reads them in {dtype}, so that "
+            "answers depend on the traffic; leave out one of the two"
+        )
+    if choose_backend(backend, target, dtype) == "hopper":
+        why = fp8_activations_unsupported(config, target, dtype)
+    else:
+        portable = "the backend is portable" if backend else f"the model is in {dtype}"
+        why = _C.hopper_unsupported(target.gpu) or portable
+    if why is not None:
+        raise ConfigError(f"{asked}, and no kernel reads them so: {why}; leave it out")
 
 
 def most_batch_tokens(config: ModelConfig) -> int:
@@ -267,10 +307,11 @@ def plan_for(
     weights: DecoderWeights,
     backend: Backend | None = None,
     exact: bool = False,
+    activations: Activations | None = None,
 ) -> KernelPlan:
     """`plan_kernels` for weights where they are."""
     target, dtype = target_of(weights.device), dtype_name(weights.dtype)
-    return plan_kernels(config, target, dtype, backend, exact)
+    return plan_kernels(config, target, dtype, backend, exact, activations)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -320,14 +361,40 @@ def batch_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | 
     return found or linears_unsupported(config, target, dtype)
 
 
+def fp8_activations_unsupported(config: ModelConfig, target: Target, dtype: str) -> str | None:
+    """Of linears that multiply weights in fp8 by tokens in fp8."""
+    if (found := batch_unsupported(config, target, dtype)) is not None:
+        return found
+    shapes = [*_projections(config, ExecutionMode.BATCH)]
+    if not any(is_fp8(one) for _, shape in shapes if not shape.is_head for one in shape.stored):
+        return 'no layer has weights in fp8 (quantize="fp8" rounds them)'
+    return _first_refused(shapes, ExecutionMode.BATCH, target, dtype, fp8_activations=True)
+
+
+def is_fp8(stored: StoredFormat | None) -> bool:
+    return stored is not None and stored.format is WeightFormat.FP8
+
+
 def _first_unsupported(
     mode: ExecutionMode, config: ModelConfig, target: Target, dtype: str
 ) -> str | None:
     device = _C.hopper_unsupported(target.gpu)
     if device is not None:
         return device  # of none in particular
-    for title, shape in _projections(config, mode):
-        kernel, why = plan_projection(shape, mode, target, dtype, 1)
+    return _first_refused(_projections(config, mode), mode, target, dtype)
+
+
+def _first_refused(
+    shapes: Iterable[tuple[str, ProjectionShape]],
+    mode: ExecutionMode,
+    target: Target,
+    dtype: str,
+    fp8_activations: bool = False,
+) -> str | None:
+    for title, shape in shapes:
+        kernel, why = plan_projection(
+            shape, mode, target, dtype, 1, fp8_activations=fp8_activations
+        )
         if kernel == "tile":
             return f"{title}: {why}"
     return None
@@ -350,16 +417,18 @@ def plan_projection(
     dtype: str,
     tokens: int,
     workspace: bool = True,
+    fp8_activations: bool = False,
 ) -> tuple[str, str | None]:
     """The kernel of a projection in steps of the mode FUSED or BATCH, and why it is not the one
     that was asked for. One whose modules are stored in several ways runs segment by segment: "tile"
-    if any segment does, else the kernels that differ, as "narrow + mid".
+    if any segment does, else the kernels that differ, as "narrow + mid". `fp8_activations`: as in
+    KernelPlan.
     """
     op = (BATCH_OPS if mode is ExecutionMode.BATCH else FUSED_OPS)[shape.epilogue]
     segments = shape.segments()
     if len(segments) > 1 and shape.epilogue is not Epilogue.STORE:
         return "tile", "its modules are stored in several ways"
-    sizes = tokens, shape.k, workspace
+    sizes = tokens, shape.k, workspace, fp8_activations and mode is ExecutionMode.BATCH
     plans = [_plan_segment(segment, op, target, dtype, *sizes) for segment in segments]
     refused = next((plan for plan in plans if plan[0] == "tile"), None)
     kernels = dict.fromkeys(kernel for kernel, _ in plans)
@@ -368,13 +437,30 @@ def plan_projection(
 
 
 def _plan_segment(
-    segment: Segment, op: str, target: Target, dtype: str, tokens: int, k: int, workspace: bool
+    segment: Segment,
+    op: str,
+    target: Target,
+    dtype: str,
+    tokens: int,
+    k: int,
+    workspace: bool,
+    fp8_activations: bool,
 ) -> tuple[str, str | None]:
     sizes, stored = (tokens, sum(segment.rows), k, workspace), segment.stored
     if stored is None:
         return _C.plan_linear(target.gpu, op, dtype, *sizes)
     kept = stored.format.value, stored.columns or k, stored.scale_dtype
-    return _C.plan_linear(target.gpu, op, dtype, *sizes, *kept, stored.zeros, stored.offsets)
+    return _C.plan_linear(
+        target.gpu,
+        op,
+        dtype,
+        *sizes,
+        *kept,
+        stored.zeros,
+        stored.offsets,
+        stored.rows,
+        fp8_activations and is_fp8(stored),
+    )
 
 
 def linear_workspace_words(config: ModelConfig, plan: KernelPlan, tokens: int) -> int:

@@ -39,6 +39,7 @@ BATCH_OPS = {
     Epilogue.ADD: "linear_norm_into",
 }
 
+HEAD = "lm_head"
 # As people call those of a layer
 TITLES = {"qkv": "q, k, v", "o": "o", "gate_up": "gate, up", "down": "down"}
 
@@ -82,6 +83,10 @@ class ProjectionShape:
     def n(self) -> int:
         """Outputs of all modules."""
         return sum(self.rows)
+
+    @property
+    def is_head(self) -> bool:
+        return self.modules == (HEAD,)
 
     @property
     def is_dense(self) -> bool:
@@ -141,7 +146,7 @@ def head_projection(config: ModelConfig) -> ProjectionShape:
     """That of the head, which normalizes the last layer's output. One that is the embedding is
     stored as that is.
     """
-    head = ProjectionShape(("lm_head",), (config.vocab,), config.hidden, normed=True)
+    head = ProjectionShape((HEAD,), (config.vocab,), config.hidden, normed=True)
     if config.tied_embeddings:
         return replace(head, stored=(embedding_format(config),))
     return _stored(config, "", head)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,12 +100,6 @@ def test_requests_at_once_in_the_forms_that_are_named(tmp_path: Path) -> None:
         assert entry["llama_cpp_tokens_per_s"] is None
     unknown = "--model tiny --together --forms stored"
     assert cpu.main(unknown.split()) == 1
-
-
-def test_what_is_rounded_must_be_known() -> None:
-    assert cpu.rounded_forms("fp8,int4") == ["fp8", "int4"]
-    with pytest.raises(ArgumentTypeError, match="'q4_1' is unknown; give some of fp8, int4"):
-        cpu.rounded_forms("fp8,q4_1")
 
 
 def test_the_most_threads_are_those_of_our_kernels() -> None:

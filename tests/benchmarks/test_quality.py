@@ -15,6 +15,7 @@ from benchmarks.common.divergence import divergence, perplexity
 from benchmarks.common.formats import FORMATS, in_format
 from benchmarks.common.logits import text_logits
 from benchmarks.common.models import TINY
+from benchmarks.common.options import some_of
 from benchmarks.common.result import BenchmarkError, read_runs
 from photon_ext.dequantize import dequantized
 from photon_ext.errors import ConfigError, ModelError
@@ -221,8 +222,9 @@ def test_keys_and_values_of_formats_may_be_in_fp8(tmp_path: Path) -> None:
 
 
 def test_options_that_name_nothing_are_refused(tmp_path: Path) -> None:
-    assert quality.formats(",".join(FORMATS)) == list(FORMATS)
-    with pytest.raises(ArgumentTypeError, match="'int3' is no format; give some of bfloat16, "):
-        quality.formats("fp8,int3")
+    formats = some_of(FORMATS)
+    assert formats(",".join(FORMATS)) == list(FORMATS)
+    with pytest.raises(ArgumentTypeError, match="'int3' is unknown; give some of bfloat16, "):
+        formats("fp8,int3")
     with pytest.raises(ArgumentTypeError, match=r"none\.txt' cannot be read as text"):
         quality.text_file(str(tmp_path / "none.txt"))

@@ -149,6 +149,17 @@ def test_a_plan_of_keys_and_values_in_fp8_runs_chunk_attention_and_says_why(
     assert err.startswith("photon-ext info: --kv-dtype: without --plan MODEL")
 
 
+def test_a_plan_of_activations_in_fp8(capsys: pytest.CaptureFixture[str]) -> None:
+    fp8 = ("--plan", "qwen3-4b", "--device", "h200", "--activations", "fp8")
+    _, out, _ = run(capsys, "info", *fp8, "--quantize", "fp8")
+    assert "fp8, activations in fp8 on h200: backend hopper\n" in out.splitlines(True)[0]
+    lines = [line.split() for line in out.splitlines()]
+    assert ["gate,", "up", "narrow", *["batch_fp8"] * 2, "cuBLAS"] in lines
+    code, _, err = run(capsys, "info", *fp8)
+    assert code == 2
+    assert "no layer has weights in fp8" in err
+
+
 def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "info", "--plan", "smollm2", "--device", "h200", "--json", "--exact")
     found = json.loads(out)
@@ -160,6 +171,7 @@ def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         "quantization": None,
         "quantization_of_files": "weights in q4_1, q8_0",
         "kv_dtype": None,
+        "activations": None,
         "backend": "hopper",
         "exact": True,
         "hopper_unsupported": None,

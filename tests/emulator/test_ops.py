@@ -30,6 +30,7 @@ ATTENTIONS = (
     "split_attention",
 )
 OTHERS = (
+    "batch_fp8",
     "batch_linear",
     "batch_stored",
     "embedding",

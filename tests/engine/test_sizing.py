@@ -268,7 +268,14 @@ def storages(part: object, found: dict[int, int]) -> dict[int, int]:
 MODES = ExecutionModes(fused_tokens=FUSED_TOKENS, batch_tokens=BATCH_TOKENS)
 
 
-@pytest.mark.parametrize("plan", [KernelPlan(), KernelPlan(True, MODES, MODES)])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        KernelPlan(),
+        KernelPlan(True, MODES, MODES),
+        KernelPlan(True, MODES, MODES, fp8_activations=True),
+    ],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("lora_slots", "kv_dtype"), [(0, None), (2, None), (0, "fp8")])
 def test_what_a_decoder_holds_is_what_it_is_sized_for(

@@ -115,11 +115,11 @@ def test_adapters_stand_around_each_linear_or_between_fused_ones(
 
 
 def test_projections_alone_call_linear_ops() -> None:
-    """So that a format of weights, or a sum over GPUs, has one place."""
+    """So that a format of weights, or a sum over GPUs, has one place; tokens in fp8 have theirs."""
     models = Path(ops.__file__).parent / "models"
     linear = re.compile(r"ops\.\w*(linear|swiglu|gemv|mlp)\w*_(into)?\(|torch\.(mm|addmm)\(")
     found = {path for path in models.rglob("*.py") if linear.search(path.read_text())}
-    assert found == {models / "layers/projection.py"}
+    assert found == {models / "layers/projection.py", models / "layers/fp8_execution.py"}
 
 
 # --- settings of one layer ------------------------------------------------------------------------

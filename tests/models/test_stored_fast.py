@@ -9,13 +9,15 @@ from functools import cache
 import pytest
 import torch
 
-from photon_ext import hopper_runs
+from photon_ext import hopper_runs, reference
 from photon_ext.dequantize import dequantized
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import ExecutionMode, ExecutionModes, KernelPlan
+from photon_ext.models.layers import projection
 from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.requantize import in_groups, requantized
-from photon_ext.models.shapes import in_q4_k_m
+from photon_ext.models.shapes import in_fp8, in_q4_k_m
 from photon_ext.models.weights import (
     DecoderWeights,
     empty_weights,
@@ -152,3 +154,50 @@ def test_adapters_are_added_to_the_output_of_two_weights(device: str) -> None:
     assert (ours - exact).norm() < 1.5 * rounded
     without = logits_of(filled(Harness(config, weights, rows=ROWS)), rows).float()
     assert (without - exact).norm() > 4 * rounded
+
+
+# --- tokens in fp8 --------------------------------------------------------------------------------
+
+
+def rounded_tokens(
+    out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *others: object, **more: object
+) -> None:
+    """linear_into of x in fp8, in float32."""
+    tokens = Fp8Tokens(torch.empty_like(x, dtype=torch.float8_e4m3fn), torch.empty(len(x)))
+    reference.quantize_fp8_into(tokens, x)
+    out.copy_((tokens.data.float() * tokens.scale[:, None]) @ weight.data.T)
+
+
+MODES = {"batch": ExecutionModes(0, 0, 64, 1), "torch": ExecutionModes(0, 0)}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_in_fp8_lose_what_rounding_them_loses(
+    mode: str, blocks: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of blocks torch multiplies decoded weights by tokens as they are."""
+    plain = CONFIGS["fp8"]
+    config = in_fp8(plain) if blocks else requantized(plain, "fp8")
+    weights = random_weights(config, device=device)
+    numbers = decoded(weights, "fp8")
+    exact = logits_of(filled(Harness(plain, numbers, rows=ROWS)), [*range(ROWS)])
+    with monkeypatch.context() as patch:
+        patch.setattr(projection.ops, "linear_into", rounded_tokens)
+        expected = logits_of(filled(Harness(plain, numbers, rows=ROWS)), [*range(ROWS)])
+    modes = MODES[mode]
+    ours, wide = (
+        logits_of(filled(Harness(config, weights, rows=ROWS, plan=plan)), [*range(ROWS)])
+        for plan in (
+            KernelPlan(True, modes, modes, fp8_activations=True),
+            KernelPlan(True, modes, modes),
+        )
+    )
+    loss = (expected - exact).norm()
+    own, without = ((one.float() - exact).norm() for one in (ours, wide))
+    assert loss > 3 * without
+    if mode == "torch" and blocks:
+        assert torch.equal(ours, wide)
+    else:
+        assert 0.7 * loss < own < 1.5 * loss

@@ -13,6 +13,7 @@ from torch import Tensor
 from photon_ext import _C, hopper_runs, ops
 from photon_ext._library import fallbacks
 from photon_ext.dequantize import dequantized
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.weight import Weight
 from tests.ops import test_batch_linear as dense
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
@@ -30,7 +31,7 @@ MODELS += [(4096, 1024), (1024, 2048), (3072, 1024), (1024, 3072), (8192, 2048),
 class Operands(NamedTuple):
     """What the three ops take, for n outputs of k inputs."""
 
-    x: Tensor  # [tokens, k]
+    x: Tensor | Fp8Tokens  # [tokens, k]
     weight: Weight  # [2n, k]: gate, then up
     half: Weight  # its first n rows
     bias: Tensor  # [2n]
@@ -50,16 +51,16 @@ def operands(kind: Kind, tokens: int, n: int, k: int, device: str) -> Operands:
 
 def run(o: Operands, counts: Tensor | None = None) -> dense.Results:
     """The three ops, into memory that tells what was not written."""
-    tokens, n = o.residual.shape
-    out, act, normed = (poisoned(tokens, n, dtype=BF16, device=str(o.x.device)) for _ in range(3))
+    (tokens, n), device = o.residual.shape, str(o.residual.device)
+    out, act, normed = (poisoned(tokens, n, dtype=BF16, device=device) for _ in range(3))
     residual, bias = o.residual.clone(), o.bias[:n]
     words = ops.linear_norm_workspace_words(tokens, n)
-    workspace = torch.full((words,), torch.nan, device=o.x.device)
+    workspace = torch.full((words,), torch.nan, device=device)
     ops.linear_into(out, o.x, o.half, bias, counts, True)
     ops.swiglu_into(act, o.x, o.weight, o.bias, counts, True)
     last = o.norm, EPS, bias, counts, True
     ops.linear_norm_into(normed, residual, o.x, o.half, *last, workspace=workspace)
-    if o.x.is_cuda:
+    if o.residual.is_cuda:
         torch.cuda.synchronize()  # compute-sanitizer keeps 0.7 GB of each launch until then
     return dense.Results(out, act, residual, normed)
 

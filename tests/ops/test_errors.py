@@ -78,6 +78,13 @@ WRONG: dict[str, list[tuple[dict[int, Any], str]]] = {
             "counts has shape [0], expected dimension 0 to be at least 1",
         ),
     ],
+    "quantize_fp8_into": [
+        ({0: lambda out: out.float()}, "out has dtype float32, expected float8_e4m3fn"),
+        ({1: longer}, "scale has shape [4], expected [3] ([tokens of out])"),
+        ({1: torch.Tensor.half}, "scale has dtype float16, expected float32"),
+        ({2: narrower}, "x has shape [3, 5], expected [3, 6] (the shape of out)"),
+        ({2: torch.Tensor.long}, "x has dtype int64, expected float32, float16 or bfloat16"),
+    ],
     "gemv_into": [
         ({1: gapped}, "x has shape [6] with strides [2], expected a contiguous tensor"),
     ],

@@ -26,6 +26,7 @@ CHECKS = (
     "test_autograd_registration",
     "test_aot_dispatch_dynamic",
 )
+COMPARING = ("test_schema",)
 
 
 def floats(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
@@ -321,6 +322,12 @@ def dequantize(device: str, size: int) -> Arguments:
     return torch.zeros(size, 32, device=device), codes, scale, code, None, divisor
 
 
+def quantize_fp8(device: str, size: int) -> Arguments:
+    out = torch.zeros(size, 6, dtype=torch.uint8, device=device).view(torch.float8_e4m3fn)
+    scale, x = torch.zeros(size, device=device), floats(size, 6, device=device)
+    return out, scale, x, ints([size // 2, size, size], device)
+
+
 CASES: dict[str, Callable[[str, int], Arguments]] = {
     "begin_step_": begin_step,
     "carry_over_ids_": carry_over_ids,
@@ -342,6 +349,7 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "swiglu_into": swiglu,
     "linear_norm_into": linear_norm,
     "dequantize_into": dequantize,
+    "quantize_fp8_into": quantize_fp8,
     "lora_shrink_into": lora_shrink,
     "lora_expand_": lora_expand,
     "lora_link_": lora_link,
@@ -383,9 +391,14 @@ def test_every_op_has_a_case_a_wrapper_and_a_reference() -> None:
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CASES)
 def test_opcheck(device: str, name: str, size: int) -> None:
-    """All four checks of several tokens; of none and of one those that do not compile."""
+    """All four checks of several tokens; of none and of one those that do not compile. Those that
+    compare what is written are left out where that is fp8, which torch does not compare.
+    """
+    arguments = CASES[name](device, size)
     checks = CHECKS if size == SIZES[-1] else CHECKS[:2]
-    results = torch.library.opcheck(overload(name), CASES[name](device, size), test_utils=checks)
+    if getattr(arguments[0], "dtype", None) is torch.float8_e4m3fn:
+        checks = tuple(check for check in checks if check not in COMPARING)
+    results = torch.library.opcheck(overload(name), arguments, test_utils=checks)
     assert results == dict.fromkeys(checks, "SUCCESS")
 
 

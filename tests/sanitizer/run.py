@@ -40,6 +40,7 @@ TESTS = (
     "tests/ops/test_stored_linear.py",
     "tests/ops/test_narrow_stored.py",
     "tests/ops/test_batch_stored.py",
+    "tests/ops/test_batch_fp8.py",
     "tests/ops/test_mid_stored.py",
     "tests/ops/test_lora.py",
     "tests/ops/test_lora_link.py",

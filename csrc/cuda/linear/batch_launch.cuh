@@ -19,12 +19,16 @@ constexpr bool kHasBody = true;
 // so that the next kernel's CTAs spread evenly, too (residency.cuh).
 inline int64_t at_least_all_sms(int64_t ctas) { return std::max<int64_t>(ctas, kBatchSms); }
 
-// A weight as tensor copies see it: rows of bfloat16, or of any bytes, two of which are taken for
-// one.
+// A weight, or x, as tensor copies see it: rows of bfloat16, or of any bytes, two of which are
+// taken for one.
 struct RowBytes {
   const void* data;
   int64_t n, columns, stride;  // two bytes each
 };
+
+inline RowBytes dense_tokens(const LinearParams& op) {
+  return {op.x, op.tokens, op.weight.k, op.x_stride};
+}
 
 // Of pairs of rows, row i and row i + n / 2, boxes of one K block of `pairs` of them, the two of
 // each side by side.
@@ -39,7 +43,8 @@ inline int make_pair_map(RowTileMap& map, const RowBytes& w, int pairs) {
 }
 
 // `Format` has what differs: get<kBlocks, kRows, kFinish>() is a kernel, Feed what brings
-// it rows and x, and of a call plan(finish, op), params(op) and rows(op).
+// it rows and x, kColumns those of a K block, and of a call plan(finish, op), params(op), rows(op)
+// and tokens(op).
 template <typename Format, int kBlocks, int kRows, Finish kFinish, typename P>
 int launch_kernel(const P& p, const Plan& plan, bool pdl, void* stream) {
   using Feed = typename Format::template Feed<kBlocks, kRows, kFinish>;
@@ -84,16 +89,16 @@ int launch_plan(const Plan& plan, const LinearParams& op, void* stream) {
     p.out_stride = op.out_stride;
     p.bias = static_cast<const Bf16*>(op.bias);
   }
-  p.steps = static_cast<int>(op.weight.k / kKBlockColumns);
+  p.steps = static_cast<int>(op.weight.k / Format::kColumns);
   p.splits = plan.splits;
   p.x_stages = plan.x_stages;
   p.weight_stages = plan.weight_stages;
   p.token_tiles = static_cast<int>(ceil_div(p.tokens, plan.blocks * kBatchBlockTokens));
   p.row_tiles = static_cast<int>(ceil_div(p.n, outputs));
-  if (const int error = make_row_tile_map(p.x, 1, op.x, p.tokens, op.weight.k, op.x_stride,
+  const RowBytes x = Format::tokens(op), rows = Format::rows(op);
+  if (const int error = make_row_tile_map(p.x, 1, x.data, x.n, x.columns, x.stride,
                                           plan.blocks * kBatchBlockTokens))
     return error;
-  const RowBytes rows = Format::rows(op);
   const int error = kPairs ? make_pair_map(p.weight, rows, outputs)
                            : make_row_tile_map(p.weight, 1, rows.data, rows.n, rows.columns,
                                                rows.stride, plan.rows);

@@ -46,13 +46,14 @@ __device__ void multiply(const Params& p, const Tile& tile, const Rings<kBlocks,
 }
 
 // The threads that multiply: their sums, with those of the other CTA of a cluster, to outputs.
-template <int kBlocks, int kRows, Finish kFinish>
-__device__ void multiply_and_finish(const Params& p, const Tile& tile,
-                                    const Rings<kBlocks, kRows>& rings, int group, int active) {
+template <int kBlocks, int kRows, Finish kFinish, typename Feed>
+__device__ void multiply_and_finish(const Feed& feed, int group, int active) {
+  const Params& p = feed.p;
+  const Tile& tile = feed.tile;
   float sums[kRows / 2];
-  multiply<kBlocks, kRows>(p, tile, rings, group, sums);
+  feed.multiply(group, sums);
   wait_for_earlier();
-  unsigned char* const shared = rings.weight;
+  unsigned char* const shared = feed.rings.weight;
   // All have read the rings, which are written over.
   if constexpr (kFinish != Finish::kPartial) sync_threads(1, tile.live * kWarpgroupThreads);
   if constexpr (kExchanges<kBlocks, kFinish>) {
@@ -71,8 +72,8 @@ __device__ void multiply_and_finish(const Params& p, const Tile& tile,
   Writer<kRows, kFinish, kRows / 8>{p, tile, group, active, 0}.run(sums, shared);
 }
 
-// `Feed`: what brings rows and x into the rings (DenseFeed of batch_linear.cu, or StoredFeed of
-// batch_stored.cuh).
+// `Feed`: what brings rows and x into the rings, and how they are multiplied (DenseFeed of
+// batch_linear.cu, Fp8Feed of batch_fp8.cuh, or StoredFeed of batch_stored.cuh).
 template <int kBlocks, int kRows, Finish kFinish, template <int, int, Finish> typename Feed>
 __device__ void run_block(const typename Feed<kBlocks, kRows, kFinish>::Params& p) {
   using F = Feed<kBlocks, kRows, kFinish>;
@@ -89,7 +90,7 @@ __device__ void run_block(const typename Feed<kBlocks, kRows, kFinish>::Params& 
   const int group = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
   if (group < tile.live) {
     feed.begin_multiplying();
-    multiply_and_finish<kBlocks, kRows, kFinish>(p, tile, feed.rings, group, active);
+    multiply_and_finish<kBlocks, kRows, kFinish>(feed, group, active);
   } else {
     if (group < kBlocks) {
       wait_for_earlier();

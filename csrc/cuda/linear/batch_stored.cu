@@ -34,6 +34,7 @@ int blocks_of_stage(const Weight& w) {
 }
 
 struct Stored {
+  static constexpr int kColumns = kKBlockColumns;
   template <int kBlocks, int kRows, Finish kFinish>
   using Feed = StoredFeed<kBlocks, kRows, kFinish>;
   template <int kBlocks, int kRows, Finish kFinish>
@@ -58,6 +59,7 @@ struct Stored {
     const auto [columns, bytes] = block_layout(w.format);
     return {w.data, w.n, w.k / columns * bytes / 2, w.stride / 2};
   }
+  static RowBytes tokens(const LinearParams& op) { return dense_tokens(op); }
 };
 
 }  // namespace

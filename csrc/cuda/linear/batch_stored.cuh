@@ -54,6 +54,9 @@ struct StoredFeed {
   }
 
   __device__ void begin_multiplying() const { grow_registers<kSumRegisters>(); }
+  __device__ void multiply(int group, float (&sums)[kRows / 2]) const {
+    batch::multiply(p, tile, rings, group, sums);
+  }
 
   // The warps that do not multiply; `group`: of four of them.
   __device__ void run(int group) const {

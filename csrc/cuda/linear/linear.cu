@@ -11,11 +11,18 @@ namespace photon::cuda {
 
 bool has_hopper() { return hopper_runs(); }
 
+const char* fp8_tokens_refused(const LinearParams& p) {
+  if (p.backend == Backend::kPortable) return "hopper is not asked for";
+  const KernelChoice<LinearKernel> choice = plan_linear(p, current_gpu());
+  return choice.kernel == LinearKernel::kBatchFp8 ? nullptr : choice.why.reason;
+}
+
 int linear(const LinearParams& p, void* stream) {
   if (p.tokens == 0 || p.outputs() == 0) return 0;
   const KernelChoice<LinearKernel> choice = plan_linear(p, current_gpu());
   switch (choice.kernel) {
     case LinearKernel::kTile:
+      if (p.x_scales != nullptr) return cudaErrorNotSupported;  // csrc/ops/linear.cpp asks first
       if (choice.why) fallbacks().note({linear_op(p), choice.why.reason});
       if (p.weight.format != WeightFormat::kDense) return run_stored_linear(p, stream);
       return p.prologue == Prologue::kNone ? run_tile_linear(p, stream)
@@ -24,6 +31,8 @@ int linear(const LinearParams& p, void* stream) {
       return run_batch_linear(p, stream);
     case LinearKernel::kBatchStored:
       return run_batch_stored(p, stream);
+    case LinearKernel::kBatchFp8:
+      return run_batch_fp8(p, stream);
     case LinearKernel::kMidStored:
       return run_mid_stored(p, stream);
     default:

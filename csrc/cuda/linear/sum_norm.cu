@@ -6,6 +6,7 @@
 #include "cuda/fresh_pack.cuh"
 #include "cuda/linear/batch_launch.cuh"
 #include "cuda/linear/norm.cuh"
+#include "cuda/linear/quantize.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
@@ -15,7 +16,8 @@ namespace batch {
 constexpr int kMostSumThreads = 512, kSumRegisters = 72;
 
 struct SumNormParams {
-  __nv_bfloat16* normed;             // [tokens, n]
+  void* normed;                      // [tokens, n]; of bfloat16, or with scales e4m3 bytes
+  float* scales;                     // [tokens] or null
   __nv_bfloat16* residual;           // [tokens, n]: added to
   const float* partial;              // [splits, tokens, n]
   const __nv_bfloat16 *bias, *gain;  // [n]; bias: or null
@@ -50,10 +52,32 @@ __device__ inline void add_parts(const SumNormParams& p, int token, int column,
   }
 }
 
-// kPacks: of a thread.
+// A token of which each thread has these packs.
 template <int kPacks>
+__device__ void store_fp8(const SumNormParams& p, int token, const BfPack (&packs)[kPacks],
+                          uint32_t* most) {
+  const int first = static_cast<int>(threadIdx.x) * kPack,
+            step = static_cast<int>(blockDim.x) * kPack;
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    if (first + i * step < p.n) largest = max(largest, largest_of(packs[i]));
+  }
+  const float scale = e4m3_scale(block_largest(largest, most));
+  if (threadIdx.x == 0) p.scales[token] = scale;
+  uint8_t* const out = static_cast<uint8_t*>(p.normed) + token * p.normed_stride;
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    const int column = first + i * step;
+    if (column < p.n) store_codes<true>(out + column, packs[i], scale, kPack);
+  }
+}
+
+// kPacks: of a thread. kFp8: what is normalized is left as quantize_fp8_into leaves it.
+template <int kPacks, bool kFp8>
 __device__ void sum_and_normalize(const SumNormParams& p) {
   __shared__ float warps[kWarpSize];
+  __shared__ uint32_t most[kWarpSize];
   let_next_start();
   const int active = min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
   const int token = static_cast<int>(blockIdx.x), step = static_cast<int>(blockDim.x) * kPack;
@@ -84,27 +108,36 @@ __device__ void sum_and_normalize(const SumNormParams& p) {
   const float scale = norm_scale(block_sum(squares, warps), p.n, p.eps);
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
-    const int column = first + i * step;
-    if (column >= p.n) continue;
-    store_pack<true>(p.normed + token * p.normed_stride + column,
-                     normalized(packs[i], gains[i], scale), kPack);
+    if (first + i * step < p.n) packs[i] = normalized(packs[i], gains[i], scale);
+  }
+  if constexpr (kFp8) {
+    store_fp8(p, token, packs, most);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kPacks; ++i) {
+      const int column = first + i * step;
+      if (column < p.n)
+        store_pack<true>(static_cast<Bf16*>(p.normed) + token * p.normed_stride + column, packs[i],
+                         kPack);
+    }
   }
 }
 
 namespace {
 
-template <int kPacks>
+template <int kPacks, bool kFp8>
 __global__ void __maxnreg__(kSumRegisters) sum_norm_kernel(const SumNormParams p) {
-  if constexpr (kHasBody) sum_and_normalize<kPacks>(p);
+  if constexpr (kHasBody) sum_and_normalize<kPacks, kFp8>(p);
 }
 
+template <bool kFp8>
 int launch_sum_norm(const SumNormParams& p, void* stream) {
   LaunchShape shape{at_least_all_sms(p.tokens), std::min(norm_threads(p.n), kMostSumThreads)};
   shape.pdl = true;
   const int64_t packs = ceil_div(p.n, int64_t{kMostSumThreads} * kPack);
-  return launch(packs > 2   ? sum_norm_kernel<4>
-                : packs > 1 ? sum_norm_kernel<2>
-                            : sum_norm_kernel<1>,
+  return launch(packs > 2   ? sum_norm_kernel<4, kFp8>
+                : packs > 1 ? sum_norm_kernel<2, kFp8>
+                            : sum_norm_kernel<1, kFp8>,
                 shape, stream, p);
 }
 
@@ -114,12 +147,21 @@ int launch_sum_norm(const SumNormParams& p, void* stream) {
 // It may always start early: when it runs, all before the linear has ended, or that was allowed to
 // start early itself.
 int run_sum_norm(const LinearParams& op, int splits, void* stream) {
-  return batch::launch_sum_norm(
-      {static_cast<Bf16*>(op.out), static_cast<Bf16*>(op.residual), op.workspace,
-       static_cast<const Bf16*>(op.bias), static_cast<const Bf16*>(op.norm_weight), op.counts,
-       op.out_stride, op.residual_stride, static_cast<int>(op.tokens),
-       static_cast<int>(op.weight.n), splits, op.eps},
-      stream);
+  const batch::SumNormParams p = {op.out,
+                                  op.out_scales,
+                                  static_cast<Bf16*>(op.residual),
+                                  op.workspace,
+                                  static_cast<const Bf16*>(op.bias),
+                                  static_cast<const Bf16*>(op.norm_weight),
+                                  op.counts,
+                                  op.out_stride,
+                                  op.residual_stride,
+                                  static_cast<int>(op.tokens),
+                                  static_cast<int>(op.weight.n),
+                                  splits,
+                                  op.eps};
+  return op.out_scales == nullptr ? batch::launch_sum_norm<false>(p, stream)
+                                  : batch::launch_sum_norm<true>(p, stream);
 }
 
 }  // namespace photon::cuda

@@ -15,6 +15,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.checks import KvDtype
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     KernelPlan,
@@ -113,6 +114,21 @@ class Workspaces(NamedTuple):
     batch: torch.Tensor | None  # of those of a batch
     numbers: torch.Tensor | None  # of a weight of few bits, or some of its rows, that torch
     # multiplies by; in the dtype of the model
+    normed: Fp8Tokens | None  # in one dimension: the normalized residual in fp8,
+    read: Fp8Tokens | None  # and what a linear reads besides
+
+    def normed_tokens(self, tokens: int, k: int) -> Fp8Tokens:
+        """[tokens, k] of `normed`, in a plan with fp8_activations."""
+        return _leading_tokens(self.normed, tokens, k)
+
+    def read_tokens(self, tokens: int, k: int) -> Fp8Tokens:
+        """[tokens, k] of `read`."""
+        return _leading_tokens(self.read, tokens, k)
+
+
+def _leading_tokens(room: Fp8Tokens | None, tokens: int, k: int) -> Fp8Tokens:
+    assert room is not None, "a plan with fp8_activations has room for tokens in fp8"
+    return Fp8Tokens(room.data[: tokens * k].view(tokens, k), room.scale[:tokens])
 
 
 class WorkspaceWords(NamedTuple):
@@ -121,6 +137,8 @@ class WorkspaceWords(NamedTuple):
     linear: int
     batch: int
     numbers: int
+    normed: int
+    read: int
 
 
 def workspace_words(
@@ -138,7 +156,22 @@ def workspace_words(
     most = max(plan.decode.batch_tokens, plan.chunks.batch_tokens)
     if most:
         batch = ops.linear_norm_workspace_words(min(most, tokens), config.hidden)
-    return WorkspaceWords(linear, batch, _numbers_words(config, plan))
+    normed = read = 0
+    if plan.fp8_activations:
+        most, shapes = max(tokens, segments), layer_projections(config).values()
+        normed = _fp8_words(most, config.hidden)
+        read = _fp8_words(most, max(config.hidden, *(shape.k for shape in shapes)))
+    return WorkspaceWords(linear, batch, _numbers_words(config, plan), normed, read)
+
+
+def _fp8_words(tokens: int, k: int) -> int:
+    """Of tokens in fp8, and of their scales behind them."""
+    return _aligned_words(tokens * k) + _aligned_words(4 * tokens)
+
+
+def _aligned_words(count: int) -> int:
+    """Of so many bytes, in whole alignments."""
+    return -(-count // _ALIGNMENT) * _ALIGNMENT // 4
 
 
 def _numbers_words(config: ModelConfig, plan: KernelPlan) -> int:
@@ -173,7 +206,18 @@ def allocate_workspaces(
     numbers = zeros(words.numbers)
     if numbers is not None:
         numbers = numbers.view(arena.activations.residual.dtype)
-    return Workspaces(linear, zeros(words.batch), numbers)
+    most = max(len(arena.activations.residual), len(arena.activations.logits))
+    fp8 = (_fp8_tokens(zeros(count), most) for count in (words.normed, words.read))
+    return Workspaces(linear, zeros(words.batch), numbers, *fp8)
+
+
+def _fp8_tokens(memory: torch.Tensor | None, tokens: int) -> Fp8Tokens | None:
+    """In memory as _fp8_words counts it."""
+    if memory is None:
+        return None
+    scales = _aligned_words(4 * tokens)
+    data, scale = torch.split(memory, [len(memory) - scales, scales])
+    return Fp8Tokens(data.view(torch.float8_e4m3fn), scale[:tokens])
 
 
 @dataclass(frozen=True)

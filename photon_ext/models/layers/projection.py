@@ -1,7 +1,8 @@
 """Projection: a linear of a layer with what comes before and behind it, and how steps run it.
 
 A `Projection` is data. An `Execution` runs the projections of one forward, by the ops of its mode.
-All calls of linear ops in models/ stand in this file. Every mode goes through a layer in the same
+All calls of linear ops in models/ stand in this file, and of tokens in fp8 in fp8_execution.py.
+Every mode goes through a layer in the same
 steps:
 
     begin(projection, x)                x is complete, and the projection reads it next
@@ -200,7 +201,7 @@ class Unfused(Execution):
         buffers = self.buffers
         self.project(buffers.projected, x, projection)
         ops.add_rms_norm_into(
-            buffers.normed, buffers.residual, buffers.projected, _norm(following), self._eps
+            buffers.normed, buffers.residual, buffers.projected, norm_of(following), self._eps
         )
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
@@ -215,14 +216,19 @@ class TorchProducts(Unfused):
 
     def _multiply(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
         for part, weight, bias in projection.segments(out):
-            if weight.format is WeightFormat.DENSE:
-                _torch_product(part, x, weight.data, bias)
-                continue
-            numbers = self._workspaces.numbers
-            assert numbers is not None, "a plan whose steps multiply by torch has room for numbers"
-            for begin, rows in _decoded(weight, numbers):
-                own = None if bias is None else bias.narrow(0, begin, len(rows))
-                _torch_product(part.narrow(1, begin, len(rows)), x, rows, own)
+            self._multiply_one(part, x, weight, bias)
+
+    def _multiply_one(
+        self, out: torch.Tensor, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+    ) -> None:
+        if weight.format is WeightFormat.DENSE:
+            _torch_product(out, x, weight.data, bias)
+            return
+        numbers = self._workspaces.numbers
+        assert numbers is not None, "a plan whose steps multiply by torch has room for numbers"
+        for begin, rows in _decoded(weight, numbers):
+            own = None if bias is None else bias.narrow(0, begin, len(rows))
+            _torch_product(out.narrow(1, begin, len(rows)), x, rows, own)
 
 
 def _decoded(weight: Weight, room: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -279,7 +285,7 @@ class Fused(Execution):
         ops.norm_swiglu_into(
             act,
             self.hidden,
-            _norm(projection),
+            norm_of(projection),
             self._eps,
             *projection.operands(),
             self._counts,
@@ -307,7 +313,7 @@ class Fused(Execution):
             ops.norm_linear_into(
                 part,
                 x,
-                _norm(projection),
+                norm_of(projection),
                 self._eps,
                 weight,
                 bias,
@@ -362,7 +368,7 @@ class Batch(Execution):
             self.buffers.residual,
             x,
             weight,
-            _norm(following),
+            norm_of(following),
             self._eps,
             bias,
             self._counts,
@@ -380,7 +386,7 @@ EXECUTIONS: Mapping[ExecutionMode, type[Execution]] = {
 }
 
 
-def _norm(projection: Projection) -> torch.Tensor:
+def norm_of(projection: Projection) -> torch.Tensor:
     """Of one that normalizes its input."""
     assert projection.norm is not None, f"{projection.shape.modules} have no norm"
     return projection.norm
