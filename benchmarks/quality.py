@@ -8,7 +8,7 @@ the text. Beside them the bytes of weights that a decode step reads, and ms per 
 through the engine. In fp8 and int4 weights are rounded to nearest and run as stored. With
 `--kv-dtype fp8` keys and values of all formats are in fp8 besides, but not those of the reference;
 `--formats float32 --kv-dtype fp8` shows what that alone changes. `--activations fp8`: of the format
-fp8, with tokens in fp8 (on a Hopper GPU).
+fp8, with tokens in fp8 in the steps of a text, of one token, too, on a CPU.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from photon_ext.checks import Activations, KvDtype
 from photon_ext.layout import ROW_COLUMNS, SegmentFlag
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
-from photon_ext.models.kernel_plan import plan_for
+from photon_ext.models.kernel_plan import ALL, ExecutionModes, KernelPlan, plan_for
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind, StepTensors
 
@@ -36,7 +36,7 @@ def text_logits(
     device, chunk = weights.device, min(chunk, len(ids))
     pages = -(-len(ids) // PAGE_SIZE)
     sizes = (chunk, min(chunk, HEAD), len(ids), PAGE_SIZE, pages)
-    plan = plan_for(config, weights, activations=activations)
+    plan = _plan(config, weights, activations)
     decoder = Decoder(config, weights, *sizes, plan, kv_dtype=kv_dtype)
     tokens = torch.tensor(ids, dtype=torch.int32, device=device)
     page_table = torch.arange(pages, dtype=torch.int32, device=device).repeat(2, 1)
@@ -50,6 +50,16 @@ def text_logits(
         if step.kind is StepKind.DECODE:
             rows.copy_(step.logits)
     return found
+
+
+def _plan(
+    config: ModelConfig, weights: DecoderWeights, activations: Activations | None
+) -> KernelPlan:
+    """An engine's; with activations in fp8 on a CPU, which no engine has, that of their numbers."""
+    if activations is None or weights.device.type == "cuda":
+        return plan_for(config, weights, activations=activations)
+    every = ExecutionModes(batch_tokens=ALL, least_batch_tokens=1)
+    return KernelPlan(decode=every, chunks=every, fp8_activations=True)
 
 
 def _step(tokens: torch.Tensor, first: int, page_table: torch.Tensor, decode: bool) -> StepTensors:

@@ -11,7 +11,8 @@ import torch
 
 from benchmarks.common.replay import Rotation, Run
 from benchmarks.common.result import BenchmarkError
-from photon_ext import reference
+from photon_ext import ops, reference
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.models.config import ModelConfig
 from photon_ext.weight import Weight
 
@@ -26,6 +27,7 @@ class Setting(NamedTuple):
         way: "plain" where an op has one path, "portable" and "hopper" where it has two.
         context, chunk: tokens of attention; 0 where there are none.
         form: the format of a weight that has fewer bits; "" where it is dense.
+        fp8_tokens: what a linear reads of tokens is in fp8, too.
         pdl: Hopper kernels start while the ones before end, as in a decode step.
     """
 
@@ -38,6 +40,7 @@ class Setting(NamedTuple):
     context: int = 0
     chunk: int = 0
     form: str = ""
+    fp8_tokens: bool = False
     pdl: bool = False
 
     def normal(self, *shape: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -50,6 +53,21 @@ class Setting(NamedTuple):
         """As many copies of an operand of this shape as are to be rotated."""
         copies = self.rotation.copies(self.nbytes(*shape))
         return self.normal(copies, *shape, deviation=deviation)
+
+    def tokens(self, k: int) -> torch.Tensor | Fp8Tokens:
+        """[batch, k], as a linear reads them."""
+        x = self.normal(self.batch, k)
+        if not self.fp8_tokens:
+            return x
+        made = self.unwritten_fp8(k)
+        ops.quantize_fp8_into(made, x)
+        return made
+
+    def unwritten_fp8(self, k: int) -> Fp8Tokens:
+        """Tokens [batch, k] whose scales are NaN."""
+        data = torch.zeros(self.batch, k, dtype=torch.uint8, device=self.device)
+        scale = torch.full((self.batch,), float("nan"), device=self.device)
+        return Fp8Tokens(data.view(torch.float8_e4m3fn), scale)
 
     def nbytes(self, *shape: int) -> int:
         return torch.Size(shape).numel() * self.dtype.itemsize
@@ -117,14 +135,16 @@ class Plan:
     def labels(self) -> dict[str, Any]:
         """What tells this case from others of its op, use and way."""
         at = self.setting
-        sizes = {"context": at.context, "chunk": at.chunk, "format": at.form}
+        form = f"{at.form} x fp8" if at.fp8_tokens else at.form
+        sizes = {"context": at.context, "chunk": at.chunk, "format": form}
         given = {name: size for name, size in sizes.items() if size}
         return {"batch": self.setting.batch, **given}
 
 
 def bind(op: str, *args: object, way: str = "plain", pdl: bool = False, **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once; `way` replaces what
-    is given for `hopper`, and `pdl` is for ops that have it. Of a Weight the op gets its parts.
+    is given for `hopper`, and `pdl` is for ops that have it. Of a Weight and of Fp8Tokens the op
+    gets the parts.
     """
     call = getattr(torch.ops.photon_ext, op).default
     for one in args:
@@ -132,7 +152,9 @@ def bind(op: str, *args: object, way: str = "plain", pdl: bool = False, **option
             code = one.format.code
             options |= {"weight_scale": one.scale, "weight_format": code, "weight_zero": one.zero}
             options["weight_divisor"] = one.divisor
-    args = tuple(one.data if isinstance(one, Weight) else one for one in args)
+        if isinstance(one, Fp8Tokens):
+            options["x_scale"] = one.scale
+    args = tuple(one.data if isinstance(one, (Weight, Fp8Tokens)) else one for one in args)
     for index, argument in enumerate(call._schema.arguments):
         if argument.name == "pdl" and pdl and way == "hopper":
             options["pdl"] = True

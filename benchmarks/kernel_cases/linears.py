@@ -14,9 +14,11 @@ import torch.nn.functional as F
 
 from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
+from photon_ext.fp8_tokens import Fp8Tokens
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
     LEAST_BATCH_TOKENS,
+    LEAST_FP8_BATCH_TOKENS,
     LEAST_GROUPED_BATCH_TOKENS,
     NARROW_BATCH_TOKENS,
     STORED_BATCH_TOKENS,
@@ -105,7 +107,12 @@ def stored_groups(setting: Setting, batches: list[int], formats: list[str]) -> I
         is_read = form is WeightFormat.FP8 or form.is_int or form in GROUPED
         ways = WAYS if is_read else WAYS[:1]
         plans = []
-        for one in (at._replace(batch=batch, way=way) for batch in batches for way in ways):
+        settings = [at._replace(batch=batch, way=way) for batch in batches for way in ways]
+        if form is WeightFormat.FP8:
+            most = range(LEAST_FP8_BATCH_TOKENS, STORED_BATCH_TOKENS + 1)
+            fp8 = at._replace(way="hopper", fp8_tokens=True)
+            settings += [fp8._replace(batch=batch) for batch in batches if batch in most]
+        for one in settings:
             op, made = _stored_op(each, one)
             read = grouped if one.way == "hopper" else weights
             plans.append(Plan((op,), each.what, one, partial(made, op, read), memory))
@@ -124,6 +131,7 @@ def _stored_op(each: Projection, at: Setting) -> tuple[str, Callable[..., Case]]
         stored = StoredFormat(form, columns=_group(each.k))
     small = has_small_groups(stored)
     least = LEAST_GROUPED_BATCH_TOKENS if small else LEAST_BATCH_TOKENS
+    least = LEAST_FP8_BATCH_TOKENS if at.fp8_tokens else least
     is_batch = least <= at.batch <= STORED_BATCH_TOKENS
     if at.way != "hopper" or not is_batch:
         return each.fused, _linear
@@ -198,13 +206,17 @@ def _sizes(weight: torch.Tensor | Weight) -> tuple[int, int]:
     return n, k
 
 
+def _bytes(x: torch.Tensor | Fp8Tokens) -> int:
+    return x.nbytes if isinstance(x, torch.Tensor) else sum(part.nbytes for part in x)
+
+
 def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at: Setting) -> Case:
     """One op on each weight matrix in turn; torch has the same for dense ones alone."""
     every, eps, batch = weights(), at.config.rms_eps, at.batch
     stored = isinstance(every[0], Weight)
     n, k = _sizes(every[0])
     shape = {"gemv_into": (n,), "norm_swiglu_into": (batch, n // 2)}.get(op, (batch, n))
-    x = at.normal(k) if op == "gemv_into" else at.normal(batch, k)
+    x = at.normal(k) if op == "gemv_into" else at.tokens(k)
     residual = op == "linear_residual_"
     out = at.normal(*shape, seed=1) if residual else at.unwritten(*shape)
     gain = at.gain(k)
@@ -213,7 +225,7 @@ def _linear(op: str, weights: Callable[[], Sequence[torch.Tensor | Weight]], at:
     if is_fused and (stored or (batch >= MANY_TOKENS and not residual)):
         words = ops.linear_workspace_words(batch, k)
         options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
-    nbytes = every[0].nbytes + x.nbytes + (1 + residual) * out.nbytes
+    nbytes = every[0].nbytes + _bytes(x) + (1 + residual) * out.nbytes
 
     def case(name: str, call: Callable[[torch.Tensor], object], *before: object) -> Case:
         moved = nbytes + (gain.nbytes if before else 0)
@@ -248,7 +260,7 @@ def _batch_linear(
     every, eps, batch = weights(), at.config.rms_eps, at.batch
     stored = isinstance(every[0], Weight)
     n, k = _sizes(every[0])
-    x = at.normal(batch, k)
+    x = at.tokens(k)
     if op == "swiglu_into":
         act = at.unwritten(batch, n // 2)
 
@@ -256,7 +268,7 @@ def _batch_linear(
             gate, up = torch.mm(x, weight.t()).chunk(2, dim=-1)
             torch.mul(F.silu(gate), up, out=act)
 
-        moved = every[0].nbytes + x.nbytes + act.nbytes
+        moved = every[0].nbytes + _bytes(x) + act.nbytes
         calls = None if stored else ("torch.mm, F.silu, torch.mul", swiglu)
         return rotated_case(at, op, every, lambda w: (act, x, w), (0,), moved, calls)
     out, residual, gain = at.unwritten(batch, n), at.normal(batch, n, seed=1), at.gain(n)
@@ -267,7 +279,7 @@ def _batch_linear(
         torch.addmm(residual, x, weight.t(), out=residual)
         out.copy_(F.rms_norm(residual, (n,), gain, eps))
 
-    moved = every[0].nbytes + x.nbytes + 3 * out.nbytes + gain.nbytes
+    moved = every[0].nbytes + _bytes(x) + 3 * out.nbytes + gain.nbytes
     calls = None if stored else ("torch.addmm, F.rms_norm", added)
     options = {"workspace": workspace}
     arguments = out, residual, x

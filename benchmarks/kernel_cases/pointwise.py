@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernel_cases.case import Case, Plan, Setting, bind, compare, rotated_case
-from photon_ext import reference
+from photon_ext import ops, reference
 from photon_ext.layout import (
     COUNTS_SIZE,
     LOGPROB_WIDTH,
@@ -90,6 +90,22 @@ def _silu_mul(at: Setting) -> Case:
 
     calls, nbytes, op = ("F.silu, torch.mul", composed), 3 * out.nbytes, "silu_mul_into"
     return rotated_case(at, op, both, lambda each: (out, each), (0,), nbytes, calls)
+
+
+def _quantize_fp8(at: Setting) -> Case:
+    """What down reads."""
+    size, op = at.config.intermediate, "quantize_fp8_into"
+    xs, (out, expected) = at.stack(at.batch, size), (at.unwritten_fp8(size) for _ in range(2))
+
+    def verify() -> float:
+        ops.quantize_fp8_into(out, xs[0])
+        reference.quantize_fp8_into(expected, xs[0])
+        pairs = zip(out, expected, strict=True)
+        return max(compare(op, one.float(), other.float()) for one, other in pairs)
+
+    nbytes = xs[0].nbytes + sum(part.nbytes for part in out)
+    runs = [bind(op, *out, x) for x in xs]
+    return Case(runs, nbytes, verify, None, at.rotation.cold(xs[0].nbytes))
 
 
 def _select_tokens(at: Setting) -> Case:
@@ -221,6 +237,7 @@ _MAKERS = (
     ("rms_norm_into", _rms_norm, "norm"),
     ("add_rms_norm_into", _add_rms_norm, "norm"),
     ("silu_mul_into", _silu_mul, "activation"),
+    ("quantize_fp8_into", _quantize_fp8, "activation in fp8"),
     ("select_tokens_into", _select_tokens, "select"),
     ("apply_token_mask_", _apply_token_mask, "mask"),
     ("begin_step_", _begin_step, "head"),
