@@ -145,23 +145,26 @@ class Bench:
 
     def through_engine(self, batch: int, way: str) -> dict[str, Any]:
         """Decode of whole requests, which the read floor of their mean context is beside."""
-        exact, args = way == "exact", self.args
-        found = through_engine(
-            self.config, self.weights, batch, exact, args.kv_dtype, args.activations
-        )
+        exact, kv_dtype = way == "exact", self.args.kv_dtype
+        activations = self._activations(exact)
+        found = through_engine(self.config, self.weights, batch, exact, kv_dtype, activations)
         nbytes = self.weights.bytes_per_step + batch * found["context"] * self._kv_bytes_per_token
         return {**found, "floor_ms": nbytes / self.bytes_per_s * 1e3}
 
     def prefill(self, chunk: int, way: str) -> dict[str, Any]:
         """The forward of a whole prompt."""
         backend = cli.backend_of(self.args)
-        exact, activations = way == "exact", self.args.activations
+        exact = way == "exact"
+        activations = self._activations(exact)
         return prefill_forward(self.config, self.weights, chunk, backend, exact, activations)
+
+    def _activations(self, exact: bool) -> Activations | None:
+        """Exact engines have them in the dtype of the model."""
+        return None if exact else self.args.activations
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
         options |= {"backend": cli.backend_of(self.args), "kv_dtype": self.args.kv_dtype}
-        if not options.get("exact"):
-            options["activations"] = self.args.activations
+        options["activations"] = self._activations(options.get("exact", False))
         return Session(self.config, self.weights, prompts, new_tokens, **options)
 
     def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:

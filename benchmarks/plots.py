@@ -67,11 +67,12 @@ def points_of(data: dict[str, Any]) -> list[Point]:
 def _model(name: str, arguments: dict[str, Any]) -> str:
     """A model as a run had it: steps of fewer bits, or over other contexts, are another's."""
     stored, kv_dtype = arguments.get("quantize"), arguments.get("kv_dtype")
-    context = arguments.get("context", CONTEXT)
+    activations, context = arguments.get("activations"), arguments.get("context", CONTEXT)
     parts = [
         name,
         f"weights in {stored}" if stored not in (None, "none") else "",
         f"keys and values in {kv_dtype}" if kv_dtype else "",
+        f"tokens in {activations}" if activations else "",
         f"context {context:,}" if context != CONTEXT else "",
     ]
     return ", ".join(filter(None, parts))

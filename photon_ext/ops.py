@@ -603,9 +603,7 @@ def dequantize_into(out: Tensor, weight: Weight) -> None:
     _dequantize(out, numbers, *stored)
 
 
-def quantize_fp8_into(
-    out: Fp8Tokens, x: Tensor, counts: Tensor | None = None, pdl: bool = False
-) -> None:
+def quantize_fp8_into(out: Fp8Tokens, x: Tensor, counts: Tensor | None = None) -> None:
     """Each token of x in fp8, for linears: divided by its scale, which is its largest magnitude by
     448, and rounded to the nearest e4m3 number. A token of zeros has the scale 0. One with a NaN or
     an infinity has that for a scale, so that none of its products is finite.
@@ -614,9 +612,8 @@ def quantize_fp8_into(
         out: written.
         x: [T, k].
         counts: as in :func:`linear_into`.
-        pdl: as in :func:`norm_linear_into`.
     """
-    _quantize_fp8(out.data, out.scale, x, counts, pdl)
+    _quantize_fp8(out.data, out.scale, x, counts)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:

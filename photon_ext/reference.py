@@ -717,9 +717,7 @@ def dequantize_into(out: Tensor, weight: Weight) -> None:
     out.copy_(dequantized(weight))
 
 
-def quantize_fp8_into(
-    out: Fp8Tokens, x: Tensor, counts: Tensor | None = None, pdl: bool = False
-) -> None:
+def quantize_fp8_into(out: Fp8Tokens, x: Tensor, counts: Tensor | None = None) -> None:
     """As :func:`photon_ext.ops.quantize_fp8_into`: the tokens of out within the counts are
     written.
     """

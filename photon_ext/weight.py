@@ -20,9 +20,9 @@ class Weight:
 
     Attributes:
         data: DENSE: [n, k], of the dtype of the activations. FP8: float8_e4m3fn [n, k]; a NaN among
-            them (0x7f, 0xff) is not looked for, and read as 480. Else uint8 [n, bytes of a row]:
-            k is whole blocks of the format. Of INT4, MXFP4 and NVFP4 the low four bits of a byte
-            are an even column, the high ones the next.
+            them (0x7f, 0xff) is not looked for, and read as 480 or NaN. Else uint8 [n, bytes of a
+            row]: k is whole blocks of the format. Of INT4, MXFP4 and NVFP4 the low four bits of a
+            byte are an even column, the high ones the next.
         format: how the numbers lie in it.
         scale: what they are multiplied by; contiguous. FP8: float32 [n, 1], one a row; [n, ceil(k /
             128)], one for each 128 columns of a row; or [ceil(n / 128), ceil(k / 128)], one a block
@@ -59,6 +59,12 @@ class Weight:
     @property
     def device(self) -> device:
         return self.data.device
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether it is in fp8, with one scale a row."""
+        scale = self.scale
+        return self.format is WeightFormat.FP8 and scale is not None and scale.shape == (self.n, 1)
 
     def tensors(self) -> Iterator[Tensor]:
         """All that it is made of."""

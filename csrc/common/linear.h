@@ -63,7 +63,6 @@ struct QuantizeFp8Params {
   const void* x;          // [tokens, k]
   const int32_t* counts;  // [1] or null: only the first *counts tokens are computed
   int64_t tokens, k, out_stride, x_stride;
-  bool pdl;  // it may start while the kernels before it still run
   DType dtype;
 };
 

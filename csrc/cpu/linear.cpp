@@ -121,7 +121,7 @@ void normalize(const LinearParams& p, int64_t tokens) {
             p.residual_stride, p.eps, p.dtype});
   if (is_fp8)
     quantize_fp8({static_cast<uint8_t*>(p.out), p.out_scales, normed.data, nullptr, tokens,
-                  p.weight.n, p.out_stride, normed.stride, false, p.dtype});
+                  p.weight.n, p.out_stride, normed.stride, p.dtype});
 }
 
 }  // namespace

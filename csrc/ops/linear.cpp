@@ -37,14 +37,12 @@ struct LinearArgs {
   }
 };
 
-const std::optional<Tensor> kAbsent;
-
 // What a call gives of a linear besides x, the weight's numbers and y.
 struct LinearTensors {
   const std::optional<Tensor>& bias;
   const std::optional<Tensor>& counts;
   WeightTensors weight;
-  const std::optional<Tensor>& x_scale = kAbsent;
+  const std::optional<Tensor>* x_scale = nullptr;  // null: the op takes none
 };
 
 // x as it is multiplied, and what its tokens are multiplied by: None where it has a floating dtype.
@@ -52,11 +50,12 @@ struct Tokens {
   Arg x;
   OptionalArg scale;
 
-  Tokens(Args& arg, const Tensor& x_, const std::optional<Tensor>& scale_, const char* meaning)
-      : x(arg("x", x_)), scale(arg("x_scale", scale_)) {
+  Tokens(Args& arg, const Tensor& x_, const std::optional<Tensor>* scale_, const char* meaning)
+      : x(arg("x", x_)) {
+    if (scale_ != nullptr) scale = arg("x_scale", *scale_);
     if (scale) {
       x.fp8();
-    } else if (x.is_fp8()) {
+    } else if (scale_ != nullptr && x.is_fp8()) {
       fail(arg.op(), "x_scale is None, expected float32 [tokens of x], because x is float8_e4m3fn");
     } else {
       x.floating();
@@ -131,12 +130,12 @@ Arg take_norm(Args& arg, LinearParams& p, const LinearArgs& args, const Tensor& 
 // A workspace of `words`, which the function that `meaning` names counts. Nothing else of the call
 // may hold a part of it.
 void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Arg* norm_weight,
-                    const Arg* out, const std::optional<Tensor>& workspace_, int64_t words,
-                    const char* meaning) {
+                    const Arg* out, const Arg* out_scale, const std::optional<Tensor>& workspace_,
+                    int64_t words, const char* meaning) {
   const OptionalArg workspace = arg("workspace", workspace_);
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
-  workspace->written({out, &args.y, &args.x, args.x_scale.get(), norm_weight, &args.weight.rows,
+  workspace->written({out, out_scale, &args.y, &args.x, args.x_scale.get(), norm_weight, &args.weight.rows,
                       args.bias.get(), args.weight.scale.get(), args.weight.zero.get(),
                       args.weight.divisor.get(), args.counts.get()});
   p.workspace = workspace->data<float>();
@@ -145,7 +144,7 @@ void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Ar
 // The same of linear_workspace_words.
 void take_input_workspace(Args& arg, LinearParams& p, const LinearArgs& args,
                           const Arg* norm_weight, const std::optional<Tensor>& workspace_) {
-  take_workspace(arg, p, args, norm_weight, nullptr, workspace_,
+  take_workspace(arg, p, args, norm_weight, nullptr, nullptr, workspace_,
                  linear_workspace_words(args.x.size(0), args.x.size(1)),
                  "linear_workspace_words of this call's shapes");
 }
@@ -176,7 +175,7 @@ void run_linear(const LinearArgs& args, const LinearParams& p) {
   const char* const why = p.x_scales == nullptr ? nullptr : fp8_tokens_refused(args.y, p);
   if (why != nullptr)
     fail(args.y.op(), "x is float8_e4m3fn, which no kernel reads here: ", why,
-         "; give x in bfloat16, without x_scale");
+         "; mend that, or give x in the dtype of ", args.y.name(), ", without x_scale");
   PHOTON_DISPATCH(linear, args.y, p);
 }
 
@@ -187,7 +186,7 @@ void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& x_scale_) {
   Args arg("linear_into");
   const LinearArgs args = linear_args(
-      arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_, divisor_}, x_scale_});
+      arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_, divisor_}, &x_scale_});
   run_linear(args, args.params(Epilogue::kStore, hopper, pdl));
 }
 
@@ -265,7 +264,7 @@ void swiglu(const Tensor& out_, const Tensor& x_, const Tensor& gate_up_weight_,
   Args arg("swiglu_into");
   const LinearArgs args =
       swiglu_args(arg, out_, x_, gate_up_weight_,
-                  {bias_, counts_, {scale_, format, zero_, divisor_}, x_scale_});
+                  {bias_, counts_, {scale_, format, zero_, divisor_}, &x_scale_});
   run_linear(args, args.params(Epilogue::kSwiglu, hopper, pdl));
 }
 
@@ -279,7 +278,7 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
   Args arg("linear_norm_into");
   const LinearArgs args =
       linear_args(arg, "residual", residual_, x_, weight_,
-                  {bias_, counts_, {scale_, format, zero_, divisor_}, x_scale_});
+                  {bias_, counts_, {scale_, format, zero_, divisor_}, &x_scale_});
   const int64_t tokens = args.x.size(0), n = args.weight.rows.size(0);
   LinearParams p = args.params(Epilogue::kAddNorm, hopper, pdl);
   const Arg norm_weight = take_norm(arg, p, args, norm_weight_, eps, n, "[n of weight]");
@@ -302,7 +301,7 @@ void linear_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
   p.out = out.data<void>();
   p.out_stride = out.stride(0);
   p.out_scales = out_scale.data<float>();
-  take_workspace(arg, p, args, &norm_weight, &out, workspace_,
+  take_workspace(arg, p, args, &norm_weight, &out, out_scale.get(), workspace_,
                  linear_norm_workspace_words(tokens, n),
                  "linear_norm_workspace_words of this call's shapes");
   run_linear(args, p);
@@ -323,7 +322,7 @@ void dequantize(const Tensor& out_, const Tensor& weight_, const std::optional<T
 }
 
 void quantize_fp8(const Tensor& out_, const Tensor& scale_, const Tensor& x_,
-                  const std::optional<Tensor>& counts_, bool pdl) {
+                  const std::optional<Tensor>& counts_) {
   Args arg("quantize_fp8_into");
   const Arg out = arg("out", out_).fp8().rank(2, "[tokens, k]").last_contiguous();
   const Arg scale =
@@ -335,16 +334,9 @@ void quantize_fp8(const Tensor& out_, const Tensor& scale_, const Tensor& x_,
   const OptionalArg counts = counts_argument(arg, counts_);
   out.written({&scale, &x, counts.get()});
   scale.written({&x, counts.get()});
-  const QuantizeFp8Params p{out.data<uint8_t>(),
-                            scale.data<float>(),
-                            x.data<void>(),
-                            counts.data<int32_t>(),
-                            x.size(0),
-                            x.size(1),
-                            out.stride(0),
-                            x.stride(0),
-                            pdl,
-                            x.dtype()};
+  const QuantizeFp8Params p{out.data<uint8_t>(),   scale.data<float>(), x.data<void>(),
+                            counts.data<int32_t>(), x.size(0),           x.size(1),
+                            out.stride(0),          x.stride(0),         x.dtype()};
   PHOTON_DISPATCH(quantize_fp8, out, p);
 }
 

@@ -10,7 +10,7 @@ import os
 from itertools import groupby
 
 from photon_ext.cli import starting
-from photon_ext.cli.step_kernels import TORCH, WITHIN, Entry, Setting, step_kernels
+from photon_ext.cli.step_kernels import TORCH, TORCH_FP8, WITHIN, Entry, Setting, step_kernels
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.kernel_plan import (
@@ -33,7 +33,7 @@ _EXACT = (
     "4,096 tokens attends to chunks by chunk_attention in all of them"
 )
 _LEGEND = f"""\
-{WITHIN}: part of another kernel; {TORCH}: torch's products; \
+{WITHIN}: part of another kernel; {TORCH}: torch's products; {TORCH_FP8}: of tokens in fp8; \
 the others: csrc/cuda, less "_kernel"
 In steps with chunks attention of decode rows goes by their number, the head by that of segments."""
 

@@ -25,6 +25,7 @@ from photon_ext.models.kernel_plan import (
     has_spare_workspace,
     linears_unsupported,
     plan_projection,
+    takes_fp8_product,
 )
 from photon_ext.models.projections import (
     TITLES,
@@ -34,7 +35,7 @@ from photon_ext.models.projections import (
 )
 
 WITHIN = "-"  # what the op does is part of another kernel
-TORCH = "cuBLAS"
+TORCH, TORCH_FP8 = "cuBLAS", "torch fp8"
 
 
 class Chosen(NamedTuple):
@@ -134,7 +135,9 @@ def _ops(one: Setting, step: str, modes: ExecutionModes) -> dict[str, Callable[[
 
 def _linear(one: Setting, mode: ExecutionMode, tokens: int, shape: ProjectionShape) -> Chosen:
     if mode is ExecutionMode.TORCH:
-        return Chosen(TORCH)
+        (stored, *more) = dict.fromkeys(shape.stored or (None,))
+        is_fp8 = one.plan.fp8_activations and not more and stored and stored.has_row_scales
+        return Chosen(TORCH_FP8 if is_fp8 and takes_fp8_product(shape.n, shape.k) else TORCH)
     if mode is ExecutionMode.OWN:
         fused = one.plan.hopper  # was asked for
         return Chosen(

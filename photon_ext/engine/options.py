@@ -60,10 +60,12 @@ class EngineOptions:
             and KV head: the same memory has nearly twice the pages of a bfloat16 model, and answers
             differ a little. On a GPU the Hopper kernel of decode rows reads them, and chunk
             attention of prompts. None: they have the dtype of the model.
-        activations: "fp8" has weights that are stored in fp8 multiplied by tokens in fp8 in steps
-            of more than 8 tokens, each token with a scale of its own: prompts and steps of many
-            rows take less time, and answers differ a little, by how many tokens a step has as well.
-            For Hopper GPUs, and not with `exact`. None: linears read the dtype of the model.
+        activations: "fp8" has weights that are stored in fp8 multiplied by tokens in fp8, each
+            token with a scale of its own, in steps of 9 to 256 tokens, and, where a row of the
+            weight has one scale, of more: such steps take less time, and answers differ a little,
+            by how many tokens a step has as well. Steps with adapters (LoRA) of 9 to 64 tokens have
+            them as they are. For Hopper GPUs, and not with `exact`. None: linears read the dtype of
+            the model.
         chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
             that fits there; else 256.
         prefill: "mixed": every step has all decode rows. Beside them are as many prompt tokens as

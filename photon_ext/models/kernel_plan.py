@@ -59,7 +59,8 @@ NARROW_BATCH_TOKENS, NARROW_LAYER_WEIGHTS = 256, 32 << 20
 # tokens take 0.8 to 0.9 times as long. Where few columns share a scale, the fused linears of more
 # than 16 tokens take longer than those of a batch
 STORED_BATCH_TOKENS, LEAST_GROUPED_BATCH_TOKENS = 256, 17
-LEAST_FP8_BATCH_TOKENS = 9  # of tokens in fp8
+LEAST_FP8_BATCH_TOKENS = 9  # where all layers multiply weights in fp8 by tokens in fp8
+FP8_PRODUCT_MULTIPLE = 16  # of n and of k, that torch's product of fp8 asks for
 ANY_PAGE = 16  # tokens of a page, for what does not ask
 DTYPES = ("float32", "float16", "bfloat16")
 GPUS = {"h200": (9, 0), "h100": (9, 0), "b200": (10, 0), "l40s": (8, 9), "a100": (8, 0)}
@@ -175,9 +176,8 @@ class KernelPlan:
             the same, so that they do not.
         batch_attention: with `hopper`, attention of many decode tokens sums in the order that is
             fastest, so that their bits depend on their number.
-
-        fp8_activations: in the modes BATCH and TORCH weights in fp8 are multiplied by tokens that
-            are rounded to fp8.
+        fp8_activations: in the mode BATCH weights in fp8 are multiplied by tokens that are rounded
+            to fp8, in the mode TORCH those with one scale a row (`takes_fp8_product`).
 
     ConfigError: one is of another type.
     """
@@ -249,7 +249,7 @@ def plan_kernels(
         few_bits = ExecutionModes(most, plain.own_tokens)
         if batch:
             least = least_stored_batch_tokens(config)
-            if activations is not None:
+            if activations is not None and all(map(is_fp8, _stored_formats(config))):
                 least = LEAST_FP8_BATCH_TOKENS
             few_bits = replace(few_bits, batch_tokens=STORED_BATCH_TOKENS, least_batch_tokens=least)
         modes = few_bits if fits else plain
@@ -286,10 +286,14 @@ def most_batch_tokens(config: ModelConfig) -> int:
 
 def least_stored_batch_tokens(config: ModelConfig) -> int:
     """From how many tokens on steps of weights of fewer bits go through a batch's linears."""
-    layers = (layer_projections(config, index) for index in range(config.layers))
-    stored = (one for shapes in layers for shape in shapes.values() for one in shape.stored)
-    small = any(has_small_groups(one) for one in stored)
+    small = any(map(has_small_groups, _stored_formats(config)))
     return LEAST_GROUPED_BATCH_TOKENS if small else LEAST_BATCH_TOKENS
+
+
+def _stored_formats(config: ModelConfig) -> Iterator[StoredFormat | None]:
+    """Of all modules of all layers."""
+    layers = (layer_projections(config, index) for index in range(config.layers))
+    return (one for shapes in layers for shape in shapes.values() for one in shape.stored)
 
 
 def has_small_groups(stored: StoredFormat | None) -> bool:
@@ -366,9 +370,16 @@ def fp8_activations_unsupported(config: ModelConfig, target: Target, dtype: str)
     if (found := batch_unsupported(config, target, dtype)) is not None:
         return found
     shapes = [*_projections(config, ExecutionMode.BATCH)]
-    if not any(is_fp8(one) for _, shape in shapes if not shape.is_head for one in shape.stored):
+    if not any(map(is_fp8, _stored_formats(config))):
         return 'no layer has weights in fp8 (quantize="fp8" rounds them)'
     return _first_refused(shapes, ExecutionMode.BATCH, target, dtype, fp8_activations=True)
+
+
+def takes_fp8_product(n: int, k: int) -> bool:
+    """Whether torch multiplies weights in fp8 of this size by tokens in fp8; the others, and those
+    with scales of blocks, it multiplies decoded, by tokens as they are.
+    """
+    return n % FP8_PRODUCT_MULTIPLE == k % FP8_PRODUCT_MULTIPLE == 0
 
 
 def is_fp8(stored: StoredFormat | None) -> bool:

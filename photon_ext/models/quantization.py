@@ -50,6 +50,11 @@ class StoredFormat:
                 "StoredFormat: offsets of float32; give a scale_dtype of float16 or bfloat16"
             )
 
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether it is fp8, with one scale a row."""
+        return self.format is WeightFormat.FP8 and self.rows == 1 and self.columns is None
+
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:
         return -(-n // self.rows), -(-k // (self.columns or k))
 

@@ -52,7 +52,9 @@ def test_steps_of_other_formats_and_contexts_are_no_bars_of_the_same_panel(tmp_p
         {"context": 512, "quantize": "none"},
         {"context": 4096, "quantize": "int4"},
         {"kv_dtype": "fp8", "quantize": None},
+        {"quantize": "fp8", "activations": "fp8"},
     ]
     found = [plots.points_of({**run, "arguments": each})[0].model for each in given]
     expected = ["qwen3-4b", "qwen3-4b, weights in int4, context 4,096"]
-    assert found == [*expected, "qwen3-4b, keys and values in fp8"]
+    expected += ["qwen3-4b, keys and values in fp8", "qwen3-4b, weights in fp8, tokens in fp8"]
+    assert found == expected

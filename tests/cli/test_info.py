@@ -154,7 +154,9 @@ def test_a_plan_of_activations_in_fp8(capsys: pytest.CaptureFixture[str]) -> Non
     _, out, _ = run(capsys, "info", *fp8, "--quantize", "fp8")
     assert "fp8, activations in fp8 on h200: backend hopper\n" in out.splitlines(True)[0]
     lines = [line.split() for line in out.splitlines()]
-    assert ["gate,", "up", "narrow", *["batch_fp8"] * 2, "cuBLAS"] in lines
+    assert ["gate,", "up", "narrow", *["batch_fp8"] * 2, "torch", "fp8"] in lines
+    _, out, _ = run(capsys, "info", *fp8, "--quantize", "fp8", "--json")
+    assert json.loads(out)["activations"] == "fp8"
     code, _, err = run(capsys, "info", *fp8)
     assert code == 2
     assert "no layer has weights in fp8" in err

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from photon_ext.checks import Backend
+from photon_ext.checks import Activations, Backend
 from photon_ext.cli.step_kernels import TORCH, WITHIN, Entry, Setting, step_kernels
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.kernel_plan import gpu_target, plan_kernels
@@ -71,7 +71,7 @@ MANY_SHARERS = (128, 2, 66, 1, 64, 128, 131)
 NARROW_MLP = (576, 2, 2, 1, 64, 192, 131)
 STORED = (256, 2, 4, 2, 128, 256, 136)
 NOT_LAUNCHED = {WITHIN, TORCH, "sample", "sample (clusters)"}
-NO_CHOICE = {"gather_rows", "decode_meta_set", "dequantize", "prepare_x"}
+NO_CHOICE = {"gather_rows", "decode_meta_set", "dequantize", "prepare_x", "quantize_fp8"}
 
 
 @cache
@@ -110,6 +110,7 @@ class Case(NamedTuple):
     capability: tuple[int, int] = (9, 0)
     fp8_kv: bool = False
     quantize: str = "none"
+    activations: Activations | None = None
 
 
 CASES = [
@@ -127,6 +128,7 @@ CASES = [
     Case(NARROW_MLP, (64, 96), exact=True),
     Case(ROUND, (1, 33), fp8_kv=True),
     Case(STORED, (1, 16, 17, 32, 33, 65), quantize="fp8"),
+    Case(STORED, (1, 8, 9, 33, 65), quantize="fp8", activations="fp8"),
     Case(STORED, (1, 17, 33), quantize="int4"),
     Case(STORED, (33, 65), exact=True, quantize="fp8"),
     Case(ROUND, (1, 33, 65), quantize="fp8"),  # a vocabulary that Hopper kernels do not read
@@ -137,13 +139,13 @@ CASES = [
 def test_the_kernels_that_a_plan_names_are_those_that_run(emulated: Path, case: Case) -> None:
     config, target = ModelConfig(Family.QWEN3, *case.shape), gpu_target(case.capability)
     config = requantized(config, case.quantize)
-    plan = plan_kernels(config, target, case.dtype, case.backend, case.exact)
+    plan = plan_kernels(config, target, case.dtype, case.backend, case.exact, case.activations)
     entries = step_kernels(Setting(config, target, case.dtype, plan, fp8_kv=case.fp8_kv))
     modes = [astuple(modes) for modes in (plan.decode, plan.chunks)]
     attention = plan.balanced_attention, plan.exact_attention, plan.batch_attention
     given = {
         "shape": case.shape,
-        "plan": [plan.hopper, *modes, *attention],
+        "plan": [plan.hopper, *modes, *attention, plan.fp8_activations],
         "dtype": case.dtype,
         "quantize": case.quantize,
         "kv_dtype": "fp8" if case.fp8_kv else None,

@@ -235,6 +235,22 @@ def test_outputs_in_fp8_are_of_tokens_in_fp8(device: str) -> None:
         )
 
 
+def test_scales_of_an_output_in_fp8_lie_apart_from_the_workspace(device: str) -> None:
+    o = operands(ROWS, 40, 72, 512, device)
+    workspace = torch.empty(ops.linear_norm_workspace_words(40, 72), device=device)
+    out = empty_tokens(40, 72, device)._replace(scale=workspace[:40])
+    last = o.norm, EPS, None, None, True
+    with pytest.raises(RuntimeError, match="workspace shares memory with out_scale"):
+        ops.linear_norm_into(out, o.residual, o.x, o.half, *last, workspace=workspace)
+
+
+def test_other_linears_name_the_dtypes_that_they_take(device: str) -> None:
+    o = operands(ROWS, 40, 72, 512, device)
+    assert isinstance(o.x, Fp8Tokens)
+    with pytest.raises(RuntimeError, match="x has dtype float8_e4m3fn, expected float32, float16"):
+        ops.linear_residual_(o.residual, o.x.data, o.half)
+
+
 @pytest.mark.parametrize("op", ["linear_into", "swiglu_into", "linear_norm_into"])
 def test_the_plan_names_the_kernel_or_the_reason(op: str) -> None:
     given = {"op": op, "dtype": "bfloat16", "tokens": 40, "n": 64, "k": 512, "fp8_tokens": True}

@@ -26,7 +26,10 @@ struct BlockScales {
   static constexpr bool kPairs = kFinish == Finish::kSwiglu;
   static constexpr int kKinds = kPairs ? 2 : 1;  // of rows, that lie side by side in a lane's sums
   static constexpr int kEight = kOutputs<8, kFinish>;  // rows of a kind in an eight
+  // A tile of 160 rows begins 0, 32, 64 or 96 rows behind a block's first.
+  static constexpr int kTileRows = kOutputs<kRows, kFinish>;
   static_assert(kScaleBlock % kEight == 0);
+  static_assert(kTileRows <= kScaleBlock || kTileRows % kScaleBlock == 32);
 
   const float* scales;
   int first[kKinds], next[kKinds];  // places of the K block in the one and the other block's scales

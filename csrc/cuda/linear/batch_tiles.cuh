@@ -19,7 +19,7 @@ struct Params {
   const int32_t* counts;
   int64_t out_stride;
   int tokens, n;
-  int steps;                    // K blocks of 64 columns, of all parts
+  int steps;                    // K blocks, of all parts
   int unit;                     // K blocks that parts of the columns consist of
   int splits;                   // parts of the columns; kOutput: two are a cluster
   int token_tiles, row_tiles;   // CTAs behind all of them have no work

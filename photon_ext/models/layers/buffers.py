@@ -114,8 +114,8 @@ class Workspaces(NamedTuple):
     batch: torch.Tensor | None  # of those of a batch
     numbers: torch.Tensor | None  # of a weight of few bits, or some of its rows, that torch
     # multiplies by; in the dtype of the model
-    normed: Fp8Tokens | None  # in one dimension: the normalized residual in fp8,
-    read: Fp8Tokens | None  # and what a linear reads besides
+    normed: torch.Tensor | None  # bytes for the normalized residual in fp8, and its scales,
+    read: torch.Tensor | None  # and for what a linear reads besides
 
     def normed_tokens(self, tokens: int, k: int) -> Fp8Tokens:
         """[tokens, k] of `normed`, in a plan with fp8_activations."""
@@ -126,9 +126,12 @@ class Workspaces(NamedTuple):
         return _leading_tokens(self.read, tokens, k)
 
 
-def _leading_tokens(room: Fp8Tokens | None, tokens: int, k: int) -> Fp8Tokens:
+def _leading_tokens(room: torch.Tensor | None, tokens: int, k: int) -> Fp8Tokens:
+    """As _fp8_words counts them."""
     assert room is not None, "a plan with fp8_activations has room for tokens in fp8"
-    return Fp8Tokens(room.data[: tokens * k].view(tokens, k), room.scale[:tokens])
+    begin = 4 * _aligned_words(tokens * k)
+    scale = room[begin : begin + 4 * tokens].view(torch.float32)
+    return Fp8Tokens(room[: tokens * k].view(tokens, k), scale)
 
 
 class WorkspaceWords(NamedTuple):
@@ -158,9 +161,9 @@ def workspace_words(
         batch = ops.linear_norm_workspace_words(min(most, tokens), config.hidden)
     normed = read = 0
     if plan.fp8_activations:
-        most, shapes = max(tokens, segments), layer_projections(config).values()
-        normed = _fp8_words(most, config.hidden)
-        read = _fp8_words(most, max(config.hidden, *(shape.k for shape in shapes)))
+        widest = max(config.hidden, *(shape.k for shape in layer_projections(config).values()))
+        normed = _fp8_words(min(most, tokens), config.hidden)
+        read = _fp8_words(max(tokens, segments), widest)
     return WorkspaceWords(linear, batch, _numbers_words(config, plan), normed, read)
 
 
@@ -206,18 +209,12 @@ def allocate_workspaces(
     numbers = zeros(words.numbers)
     if numbers is not None:
         numbers = numbers.view(arena.activations.residual.dtype)
-    most = max(len(arena.activations.residual), len(arena.activations.logits))
-    fp8 = (_fp8_tokens(zeros(count), most) for count in (words.normed, words.read))
-    return Workspaces(linear, zeros(words.batch), numbers, *fp8)
+    normed, read = map(_fp8_room, map(zeros, (words.normed, words.read)))
+    return Workspaces(linear, zeros(words.batch), numbers, normed, read)
 
 
-def _fp8_tokens(memory: torch.Tensor | None, tokens: int) -> Fp8Tokens | None:
-    """In memory as _fp8_words counts it."""
-    if memory is None:
-        return None
-    scales = _aligned_words(4 * tokens)
-    data, scale = torch.split(memory, [len(memory) - scales, scales])
-    return Fp8Tokens(data.view(torch.float8_e4m3fn), scale[:tokens])
+def _fp8_room(memory: torch.Tensor | None) -> torch.Tensor | None:
+    return None if memory is None else memory.view(torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True)

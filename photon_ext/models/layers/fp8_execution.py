@@ -14,7 +14,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.fp8_tokens import Fp8Tokens
-from photon_ext.models.kernel_plan import ExecutionMode
+from photon_ext.models.kernel_plan import ExecutionMode, takes_fp8_product
 from photon_ext.models.layers.projection import (
     EXECUTIONS,
     Batch,
@@ -26,8 +26,6 @@ from photon_ext.models.layers.projection import (
 from photon_ext.weight import Weight
 from photon_ext.weight_format import WeightFormat
 
-_TORCH_MULTIPLE = 16  # of n and of k, that torch's product of fp8 asks for
-
 
 class Fp8Batch(Batch):
     """The Hopper linears for a batch."""
@@ -37,8 +35,11 @@ class Fp8Batch(Batch):
         self._normed: Fp8Tokens | None = None  # the normalized residual, where it was left in fp8
 
     def project(self, out: torch.Tensor, x: torch.Tensor, projection: Projection) -> None:
+        reads = any(map(_is_fp8, projection.weights))
+        tokens = self._tokens(x) if reads else None
         for part, weight, bias in projection.segments(out):
-            ops.linear_into(part, self._read(x, weight), weight, bias, *self._how())
+            read = tokens if tokens is not None and _is_fp8(weight) else x
+            ops.linear_into(part, read, weight, bias, *self._how())
 
     def swiglu(self, act: torch.Tensor, projection: Projection, down: Projection) -> None:
         weight, bias = projection.operands()
@@ -69,12 +70,13 @@ class Fp8Batch(Batch):
 
     def _read(self, x: torch.Tensor, weight: Weight) -> torch.Tensor | Fp8Tokens:
         """`x` as this weight is multiplied by it."""
-        if not _is_fp8(weight):
-            return x
+        return self._tokens(x) if _is_fp8(weight) else x
+
+    def _tokens(self, x: torch.Tensor) -> Fp8Tokens:
         if x is self.hidden and self._normed is not None:
             return self._normed
         tokens = self._workspaces.read_tokens(*x.shape)
-        ops.quantize_fp8_into(tokens, x, self._counts, pdl=True)
+        ops.quantize_fp8_into(tokens, x, self._counts)
         return tokens
 
 
@@ -85,14 +87,15 @@ class Fp8TorchProducts(TorchProducts):
         self, out: torch.Tensor, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> None:
         scale = weight.scale
-        of_rows = _is_fp8(weight) and scale is not None and scale.shape[1] == 1
-        multiples = weight.n % _TORCH_MULTIPLE == weight.k % _TORCH_MULTIPLE == 0
-        if not (of_rows and multiples and out.is_contiguous()):
+        fits = weight.has_row_scales and takes_fp8_product(weight.n, weight.k)
+        if not (fits and out.is_contiguous()):
             super()._multiply_one(out, x, weight, bias)
             return
         assert scale is not None
         tokens = self._workspaces.read_tokens(*x.shape)
         ops.quantize_fp8_into(tokens, x)
+        # Sums are not promoted: of 12,288 columns of random numbers these were off by 0.31 %, and
+        # promoted ones by 0.17, which is what rounding them to bfloat16 takes.
         torch.ops.aten._scaled_mm.out(
             tokens.data,
             weight.data.t(),
@@ -101,7 +104,7 @@ class Fp8TorchProducts(TorchProducts):
             bias,
             None,
             out.dtype,
-            True,  # sums of the matrix instructions are not promoted: they lose less than tokens do
+            True,
             out=out,
         )
 
