@@ -33,8 +33,8 @@ PHOTON_HOST_DEVICE inline float e4m3_scale(uint32_t largest) {
   return float_of_bits(largest) / kMostE4m3;
 }
 
-// The nearest one, ties to even; of what is beyond kMostE4m3, and of NaN, that. (A GPU's instruction
-// gives NaN for NaN.)
+// The nearest one, ties to even; of what is beyond kMostE4m3, and of NaN, that. (A GPU's
+// instruction gives NaN for NaN.)
 PHOTON_HOST_DEVICE inline uint8_t e4m3_of(float value) {
   constexpr uint32_t kMost = 0x43e00000;  // kMostE4m3
   const uint32_t bits = bits_of_float(value), own = bits & kMagnitudeBits,

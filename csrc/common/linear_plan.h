@@ -9,8 +9,8 @@ namespace photon {
 
 // Kernels of csrc/cuda/linear. kNarrow, kMid and kLarge give a token the same bits; those of kBatch
 // depend on the number of tokens. Of Hopper kernels kNarrow, kMidStored, kBatchStored and
-// kBatchFp8 read weights of fewer bits: the first two give a token the same bits, those of the other
-// two depend on the number of tokens. kBatchFp8 alone reads x in fp8, and nothing else.
+// kBatchFp8 read weights of fewer bits: the first two give a token the same bits, those of the
+// other two depend on the number of tokens. kBatchFp8 alone reads x in fp8, and nothing else.
 enum class LinearKernel {
   kTile,
   kNarrow,

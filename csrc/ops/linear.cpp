@@ -135,9 +135,9 @@ void take_workspace(Args& arg, LinearParams& p, const LinearArgs& args, const Ar
   const OptionalArg workspace = arg("workspace", workspace_);
   if (!workspace) return;
   workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, meaning);
-  workspace->written({out, out_scale, &args.y, &args.x, args.x_scale.get(), norm_weight, &args.weight.rows,
-                      args.bias.get(), args.weight.scale.get(), args.weight.zero.get(),
-                      args.weight.divisor.get(), args.counts.get()});
+  workspace->written({out, out_scale, &args.y, &args.x, args.x_scale.get(), norm_weight,
+                      &args.weight.rows, args.bias.get(), args.weight.scale.get(),
+                      args.weight.zero.get(), args.weight.divisor.get(), args.counts.get()});
   p.workspace = workspace->data<float>();
 }
 
@@ -185,8 +185,9 @@ void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
             const std::optional<Tensor>& zero_, const std::optional<Tensor>& divisor_,
             const std::optional<Tensor>& x_scale_) {
   Args arg("linear_into");
-  const LinearArgs args = linear_args(
-      arg, "out", out_, x_, weight_, {bias_, counts_, {scale_, format, zero_, divisor_}, &x_scale_});
+  const LinearArgs args =
+      linear_args(arg, "out", out_, x_, weight_,
+                  {bias_, counts_, {scale_, format, zero_, divisor_}, &x_scale_});
   run_linear(args, args.params(Epilogue::kStore, hopper, pdl));
 }
 
@@ -334,7 +335,7 @@ void quantize_fp8(const Tensor& out_, const Tensor& scale_, const Tensor& x_,
   const OptionalArg counts = counts_argument(arg, counts_);
   out.written({&scale, &x, counts.get()});
   scale.written({&x, counts.get()});
-  const QuantizeFp8Params p{out.data<uint8_t>(),   scale.data<float>(), x.data<void>(),
+  const QuantizeFp8Params p{out.data<uint8_t>(),    scale.data<float>(), x.data<void>(),
                             counts.data<int32_t>(), x.size(0),           x.size(1),
                             out.stride(0),          x.stride(0),         x.dtype()};
   PHOTON_DISPATCH(quantize_fp8, out, p);

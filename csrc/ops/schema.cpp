@@ -48,8 +48,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "dequantize_into(Tensor(a!) out, Tensor weight, Tensor? weight_scale=None, int "
       "weight_format=0, Tensor? weight_zero=None, Tensor? weight_divisor=None) -> ()");
-  m.def(
-      "quantize_fp8_into(Tensor(a!) out, Tensor(b!) scale, Tensor x, Tensor? counts=None) -> ()");
+  m.def("quantize_fp8_into(Tensor(a!) out, Tensor(b!) scale, Tensor x, Tensor? counts=None) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def(

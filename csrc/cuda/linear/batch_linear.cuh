@@ -4,8 +4,8 @@
 // instruction, 64 for each warp group that multiplies, and rows the right one, any multiple of 8,
 // so that a CTA for each SM divides a weight nearly without rest. A CTA has one tile, or a part of
 // its columns. A feed fills two rings in shared memory, one with rows, which come from memory, and
-// one with x, which comes from L2; a stage is a K block: 128 bytes, of bfloat16 64 columns. SwiGLU has gate and up rows by turns, so
-// that both of an output end side by side in one lane.
+// one with x, which comes from L2; a stage is a K block: 128 bytes, of bfloat16 64 columns. SwiGLU
+// has gate and up rows by turns, so that both of an output end side by side in one lane.
 //
 // A sum goes along its part of the columns, then parts are added in order. So it depends on the
 // shape and on the step's number of tokens, never on what other tokens are.

@@ -106,8 +106,8 @@ constexpr Plan with_stored_rings(Plan plan) {
   return plan;
 }
 
-// Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` K blocks. (Of fp8 they
-// have twice the columns; all that follows was found with those of bfloat16.)
+// Of `tokens` by `rows` rows of the weight, gate and up rows both, of `steps` K blocks. (Of fp8
+// they have twice the columns; all that follows was found with those of bfloat16.)
 constexpr Plan batch_plan(Finish finish, int64_t tokens, int64_t rows, int64_t steps) {
   Plan plan{};
   const bool is_partial = finish == Finish::kPartial, is_many = tokens > 2 * kBatchBlockTokens;

@@ -55,8 +55,8 @@ int quantize_fp8(const QuantizeFp8Params& p, void* stream) {
   if (p.tokens == 0) return 0;
   const int64_t warps = ceil_div(p.k, int64_t{kWarpSize} * kPack * kPacks);
   const int64_t most = kMostThreads / kWarpSize;
-  const LaunchShape shape = waiting_shape(
-      p.tokens, static_cast<int>(std::clamp<int64_t>(warps, 1, most)) * kWarpSize);
+  const LaunchShape shape =
+      waiting_shape(p.tokens, static_cast<int>(std::clamp<int64_t>(warps, 1, most)) * kWarpSize);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return has_vectors(p) ? launch(quantize_fp8_kernel<T, true>, shape, stream, p)
