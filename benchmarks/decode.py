@@ -145,26 +145,23 @@ class Bench:
 
     def through_engine(self, batch: int, way: str) -> dict[str, Any]:
         """Decode of whole requests, which the read floor of their mean context is beside."""
-        exact, kv_dtype = way == "exact", self.args.kv_dtype
-        activations = self._activations(exact)
-        found = through_engine(self.config, self.weights, batch, exact, kv_dtype, activations)
+        exact, args = way == "exact", self.args
+        found = through_engine(
+            self.config, self.weights, batch, exact, args.kv_dtype, args.activations
+        )
         nbytes = self.weights.bytes_per_step + batch * found["context"] * self._kv_bytes_per_token
         return {**found, "floor_ms": nbytes / self.bytes_per_s * 1e3}
 
     def prefill(self, chunk: int, way: str) -> dict[str, Any]:
         """The forward of a whole prompt."""
         backend = cli.backend_of(self.args)
-        exact = way == "exact"
-        activations = self._activations(exact)
+        exact, activations = way == "exact", self.args.activations
         return prefill_forward(self.config, self.weights, chunk, backend, exact, activations)
-
-    def _activations(self, exact: bool) -> Activations | None:
-        """Exact engines have them in the dtype of the model."""
-        return None if exact else self.args.activations
 
     def _session(self, prompts: list[list[int]], new_tokens: int, **options: Any) -> Session:
         options |= {"backend": cli.backend_of(self.args), "kv_dtype": self.args.kv_dtype}
-        options["activations"] = self._activations(options.get("exact", False))
+        if not options.get("exact"):  # as `check` has it
+            options["activations"] = self.args.activations
         return Session(self.config, self.weights, prompts, new_tokens, **options)
 
     def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:
@@ -301,7 +298,7 @@ def arguments(given: list[str] | None) -> Namespace:
         "--quantize", choices=CHOICES, help="how weights lie in memory; default: as load_model does"
     )
     add("--kv-dtype", choices=get_args(KvDtype), help="of keys and values; default: of the weights")
-    told = "what linears of more than 8 tokens read of weights in fp8; default: bfloat16"
+    told = "what linears of weights in fp8 read in steps of many tokens; default: the model's dtype"
     add("--activations", choices=get_args(Activations), help=told)
     add("--steps", type=number, help="steps per window at most")
     add("--warm-up", type=number, default=16, help="steps before the first window")
@@ -324,6 +321,8 @@ def arguments(given: list[str] | None) -> Namespace:
     args.kernels = cli.running_kernels(args)
     if unknown := [way for way in args.engine if way not in WAYS]:
         options.error(f"--engine {', '.join(unknown)}: unknown; known are {', '.join(WAYS)}")
+    if args.activations and "exact" in args.engine:
+        options.error(f"--activations {args.activations}: not of --engine exact; leave out one")
     args.nodes = args.nodes and not (args.engine or args.prefill)
     return args
 

@@ -7,8 +7,8 @@ what the reference says, the share of tokens after which both say the same, and 
 the text. Beside them the bytes of weights that a decode step reads, and ms per step of one stream
 through the engine. In fp8 and int4 weights are rounded to nearest and run as stored. With
 `--kv-dtype fp8` keys and values of all formats are in fp8 besides, but not those of the reference;
-`--formats float32 --kv-dtype fp8` shows what that alone changes. `--activations fp8`: of the format
-fp8, with tokens in fp8 in the steps of a text, of one token, too, on a CPU.
+`--formats float32 --kv-dtype fp8` shows what that alone changes. With `--activations fp8` tokens
+are in fp8 as well where weights are.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
 from photon_ext.checks import Activations, KvDtype
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.kernel_plan import LEAST_FP8_BATCH_TOKENS
 
 TEXT = Path(__file__).parent / "data" / "quality.txt"
 ON_GPU = {"model": ["qwen3-0.6b"]}
@@ -70,7 +71,8 @@ class Bench:
         candidate, kv_dtype = in_format(form, self._config, self._weights), self._args.kv_dtype
         activations = self._args.activations if form == "fp8" else None
         found = self._logits(candidate, kv_dtype, activations)
-        return {**self._figures(candidate, found, kv_dtype), **divergence(self._expected, found)}
+        figures = self._figures(candidate, found, kv_dtype, has_speed=activations is None)
+        return {**figures, **divergence(self._expected, found)}
 
     def _logits(
         self,
@@ -81,10 +83,15 @@ class Bench:
         return text_logits(*candidate, self._ids, self._args.chunk, kv_dtype, activations)
 
     def _figures(
-        self, candidate: Candidate, logits: torch.Tensor, kv_dtype: KvDtype | None = None
+        self,
+        candidate: Candidate,
+        logits: torch.Tensor,
+        kv_dtype: KvDtype | None = None,
+        has_speed: bool = True,
     ) -> dict[str, Any]:
+        """`has_speed`: steps of one stream run as the text's."""
         speed: float | None = None
-        if not self._args.no_speed:
+        if has_speed and not self._args.no_speed:
             speed = through_engine(*candidate, 1, False, kv_dtype)["ms_per_step"]
         return {
             "tokens": len(self._ids),
@@ -157,7 +164,7 @@ def main(given: list[str] | None = None) -> int:
     )
     told = "of keys and values of the formats; default: theirs"
     add("--kv-dtype", choices=get_args(KvDtype), help=told)
-    told = "what linears of the format fp8 read; default: bfloat16"
+    told = "what linears of the format fp8 read; default: the model's dtype"
     add("--activations", choices=get_args(Activations), help=told)
     add("--text", type=text_file, default=TEXT, help="a file; default: benchmarks/data/quality.txt")
     add("--tokens", type=cli.positive_integer, help="of the text; default: all")
@@ -165,6 +172,12 @@ def main(given: list[str] | None = None) -> int:
     add("--chunk", type=cli.positive_integer, default=CHUNK, help=told)
     add("--no-speed", action="store_true", help="without ms per step")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
+    if args.activations:
+        if "fp8" not in args.formats:
+            options.error(f"--activations {args.activations}: give fp8 in --formats, too")
+        if args.chunk < LEAST_FP8_BATCH_TOKENS:
+            told = f"in steps of --chunk {args.chunk} they are not rounded"
+            options.error(f"--activations {args.activations}: {told}")
     told = Namespace(**{**vars(args), "text": args.text.name})
     result = ResultFile("quality", told, args.json)
     for name in args.model:

@@ -546,9 +546,9 @@ def linear_into(
 
     Args:
         out: [T, n], written.
-        x: [T, k]; or in fp8, as :func:`quantize_fp8_into` makes it, by a weight in fp8 with a scale
-            for each row or block of 128 x 128: then the dtype of the call is that of out, and GPUs
-            read it with `hopper` alone, in the kernels for a batch.
+        x: [T, k]; or in fp8, as :func:`quantize_fp8_into` makes it: then the dtype of the call is
+            that of out. GPUs read it with `hopper` alone, in the kernels for a batch, by a weight
+            in fp8 with a scale for each row or block of 128 x 128; a CPU by any weight.
         weight: [n, k], of the dtype of x, or a :class:`photon_ext.Weight`, whose numbers are
             rounded to float32 and multiplied as such. Hopper kernels read those in fp8, int4 and
             int8, whose numbers they round to bfloat16 where x is not in fp8.
@@ -613,6 +613,9 @@ def quantize_fp8_into(out: Fp8Tokens, x: Tensor, counts: Tensor | None = None) -
         x: [T, k].
         counts: as in :func:`linear_into`.
     """
+    if not isinstance(out, Fp8Tokens):
+        told = f"quantize_fp8_into: out is a {type(out).__name__}; give Fp8Tokens(data, scale)"
+        raise TypeError(told)
     _quantize_fp8(out.data, out.scale, x, counts)
 
 

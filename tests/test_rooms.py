@@ -27,6 +27,7 @@ BASE = {
     "layout",
     "ops",
     "dequantize",
+    "fp8_tokens",
     "weight",
     "weight_format",
 }

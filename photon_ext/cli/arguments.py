@@ -326,7 +326,7 @@ def _add_info(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--activations",
         choices=get_args(Activations),
-        help="what linears of more than 8 tokens read of weights in fp8; by default the dtype of "
+        help="what linears of weights in fp8 read in steps of many tokens; by default the dtype of "
         "the model",
     )
     plan.add_argument(

@@ -23,7 +23,7 @@ from photon_ext.checks import (
     check_prefill,
 )
 from photon_ext.errors import ConfigError, shown
-from photon_ext.models.kernel_plan import KernelPlan
+from photon_ext.models.kernel_plan import KernelPlan, check_not_exact
 
 if TYPE_CHECKING:
     from photon_ext.scheduling import Policy
@@ -60,12 +60,13 @@ class EngineOptions:
             and KV head: the same memory has nearly twice the pages of a bfloat16 model, and answers
             differ a little. On a GPU the Hopper kernel of decode rows reads them, and chunk
             attention of prompts. None: they have the dtype of the model.
-        activations: "fp8" has weights that are stored in fp8 multiplied by tokens in fp8, each
-            token with a scale of its own, in steps of 9 to 256 tokens, and, where a row of the
-            weight has one scale, of more: such steps take less time, and answers differ a little,
-            by how many tokens a step has as well. Steps with adapters (LoRA) of 9 to 64 tokens have
-            them as they are. For Hopper GPUs, and not with `exact`. None: linears read the dtype of
-            the model.
+        activations: "fp8" has linears whose weights are stored in fp8 read tokens that are rounded
+            to fp8, each with a scale of its own, in steps of 9 to 256 tokens (from 33 on where some
+            linears of layers are not in fp8, or from 17 where few columns share a scale), and in
+            longer ones where each row of the weight has one scale. Such steps take less time, and
+            answers differ a little, also by how many tokens a step has. Steps with adapters (LoRA)
+            round none up to 64 tokens, and of scales of blocks none at all. For Hopper GPUs and
+            bfloat16, and not with `exact`. None: linears read the dtype of the model.
         chunk: prompt tokens per step at most. None: 2,048 on a GPU, or the largest of its halves
             that fits there; else 256.
         prefill: "mixed": every step has all decode rows. Beside them are as many prompt tokens as
@@ -196,6 +197,8 @@ class EngineOptions:
                 check_flag(name, value)
         check_backend(self.backend)
         check_activations(self.activations)
+        if self.activations is not None:
+            check_not_exact(self.exact)
         self._check_plan()
         check_prefill(self.prefill)
         check_kv_dtype(self.kv_dtype)
@@ -213,7 +216,7 @@ class EngineOptions:
         if plan is not None and given:
             raise ConfigError(
                 f"kernel_plan is given, and {' and '.join(given)}: that chooses a plan of its own; "
-                "leave out one of them, or give all to plan_kernels (which does not ask whether "
+                "leave out kernel_plan, or give these to plan_kernels (which does not ask whether "
                 "all steps of an exact model sum alike, see hopper_unsupported)"
             )
 

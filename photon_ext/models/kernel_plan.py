@@ -177,7 +177,8 @@ class KernelPlan:
         batch_attention: with `hopper`, attention of many decode tokens sums in the order that is
             fastest, so that their bits depend on their number.
         fp8_activations: in the mode BATCH weights in fp8 are multiplied by tokens that are rounded
-            to fp8, in the mode TORCH those with one scale a row (`takes_fp8_product`).
+            to fp8, in the mode TORCH those with one scale a row (`takes_fp8_product`). In other
+            modes, and of other weights, it changes nothing.
 
     ConfigError: one is of another type.
     """
@@ -225,7 +226,8 @@ def plan_kernels(
     in fewer bits (`ModelConfig.quantization`), no step is, unless Hopper kernels take all linears:
     steps go op by op through the portable ones. Those of more tokens than a batch's linears take go
     through torch, for which weights are decoded; attention and sampling stay as they are.
-    `activations`: "fp8" sets `fp8_activations`, and a batch's linears begin at fewer tokens.
+    `activations`: "fp8" sets `fp8_activations`; where all linears of layers are in fp8, those of a
+    batch begin at fewer tokens.
     ConfigError: a value that `dtype`, `backend`, `exact` or `activations` cannot have; activations
     in fp8 are asked for, and the model or the device has no kernels for them, or with `exact`.
     """
@@ -263,19 +265,28 @@ def _check_fp8_activations(
     config: ModelConfig, target: Target, dtype: str, backend: Backend | None, exact: bool
 ) -> None:
     """ConfigError: the model's steps cannot have them."""
-    asked = 'activations is "fp8"'
-    if exact:
-        raise ConfigError(
-            f"{asked}, and exact is True: a step of few tokens reads them in {dtype}, so that "
-            "answers depend on the traffic; leave out one of the two"
-        )
-    if choose_backend(backend, target, dtype) == "hopper":
+    check_not_exact(exact)
+    if target.capability is None:
+        why: str | None = "there is no GPU"
+    elif choose_backend(backend, target, dtype) == "hopper":
         why = fp8_activations_unsupported(config, target, dtype)
     else:
         portable = "the backend is portable" if backend else f"the model is in {dtype}"
         why = _C.hopper_unsupported(target.gpu) or portable
     if why is not None:
-        raise ConfigError(f"{asked}, and no kernel reads them so: {why}; leave it out")
+        raise ConfigError(
+            f'activations is "fp8", and no kernel reads them so: {why}; change that, or leave '
+            "activations out"
+        )
+
+
+def check_not_exact(exact: bool) -> None:
+    """ConfigError: it is, with activations in fp8."""
+    if exact:
+        raise ConfigError(
+            'activations is "fp8", and exact is True: steps of few tokens do not round them, so '
+            "that answers depend on the traffic; leave out one of the two"
+        )
 
 
 def most_batch_tokens(config: ModelConfig) -> int:

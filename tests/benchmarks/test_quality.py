@@ -221,6 +221,25 @@ def test_keys_and_values_of_formats_may_be_in_fp8(tmp_path: Path) -> None:
     assert run["entries"][1]["kl"]["mean"] > 0
 
 
+@pytest.mark.parametrize("given", ["--formats bfloat16,int4", "--formats fp8 --chunk 8"])
+def test_activations_that_nothing_rounds_are_refused(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        quality.main(["--model", "tiny", "--activations", "fp8", *given.split()])
+    assert "--activations fp8: " in capsys.readouterr().err
+
+
+def test_a_cpu_has_the_loss_of_tokens_in_fp8(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    given = "--model tiny --device cpu --tokens 40 --formats fp8 --no-speed"
+    assert quality.main([*given.split(), "--json", str(path)]) == 0
+    assert quality.main([*given.split(), "--activations", "fp8", "--json", str(path)]) == 0
+    plain, rounded = (run["entries"][-1] for run in read_runs(path))
+    assert (plain["format"], rounded["format"]) == ("fp8", "fp8, fp8 activations")
+    assert 0 < plain["kl"]["mean"] != rounded["kl"]["mean"]
+
+
 def test_options_that_name_nothing_are_refused(tmp_path: Path) -> None:
     formats = some_of(FORMATS)
     assert formats(",".join(FORMATS)) == list(FORMATS)

@@ -72,6 +72,11 @@ def test_an_engine_on_a_cpu_refuses_them() -> None:
         Engine.from_weights(config, random_weights(config), None, activations="fp8")
 
 
+def test_exact_engines_refuse_them_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match='activations is "fp8", and exact is True'):
+        EngineOptions(activations="fp8", exact=True)
+
+
 def test_a_plan_that_is_given_has_activations_of_its_own() -> None:
     with pytest.raises(ConfigError, match="kernel_plan is given, and activations is 'fp8'"):
         EngineOptions(kernel_plan=KernelPlan(), activations="fp8")

@@ -219,6 +219,11 @@ def test_tokens_that_are_none_are_refused(
         stored.run(change(operands(ROWS, 40, 72, 512, device)))
 
 
+def test_what_is_quantized_goes_into_tokens_in_fp8() -> None:
+    with pytest.raises(TypeError, match=r"out is a Tensor; give Fp8Tokens\(data, scale\)"):
+        ops.quantize_fp8_into(torch.zeros(2, 8), torch.ones(2, 8))  # type: ignore[arg-type]
+
+
 def test_outputs_in_fp8_are_of_tokens_in_fp8(device: str) -> None:
     o = stored.operands(ROWS, 40, 72, 512, device)
     workspace = torch.empty(ops.linear_norm_workspace_words(40, 72), device=device)

@@ -2,7 +2,8 @@
 a token's largest magnitude gives it a scale of its own.
 
 What a projection reads is rounded by an op in front of it; where that is a normalized residual, by
-the linear of a batch that ends in the norm. Projections of other weights read tokens as they are.
+the linear of a batch that ends in the norm. Projections of other weights read tokens as they are,
+and so does torch where blocks of a weight have scales.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A `Projection` is data. An `Execution` runs the projections of one forward, by the ops of its mode.
 All calls of linear ops in models/ stand in this file, and of tokens in fp8 in fp8_execution.py.
-Every mode goes through a layer in the same
-steps:
+Every mode goes through a layer in the same steps:
 
     begin(projection, x)                x is complete, and the projection reads it next
     project(out, x, projection)         out = projection(x)

@@ -5,8 +5,8 @@ compressed-tensors' "float-quantized", with scales of a matrix, of rows, or of s
 and nvfp4 of its "mxfp4-pack-quantized" and "nvfp4-pack-quantized"; integers of four bits as
 int4_config.py has it. Everything else is refused by name, because the numbers would be others. What
 a scheme does to activations is no reason to refuse it: they stay in the dtype of the model, which
-is more exact, and the scales that a static scheme stores for them (`input_scale`,
-`input_global_scale`) are not read.
+is more exact, unless an engine has activations="fp8", whose scales are made anew for each token.
+Those that a static scheme stores (`input_scale`, `input_global_scale`) are not read.
 """
 
 from __future__ import annotations
