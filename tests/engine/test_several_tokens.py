@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -47,10 +48,16 @@ def serve(
     **options: object,
 ) -> tuple[list[Output], list[Request], Listener, WatchedDevice]:
     device = WatchedDevice(depth=depth, max_rows=3, step_tokens=step_tokens, gives=gives)
-    listener = Listener()
+    listener, submitted = Listener(), Event()
+
+    def wait() -> None:
+        submitted.wait(20)
+
+    device.on_step = wait  # so that the number of launches does not depend on who is faster
     with engine_on(device, tokenizer=byte_tokenizer(), **options) as engine:
         engine.listen(listener)
         requests = [engine.submit(p, own) for p, own in zip(PROMPTS, params, strict=False)]
+        submitted.set()
         events = [[*request.iter()] for request in requests]
         outputs = [request.result(20) for request in requests]
     for own, output in zip(events, outputs, strict=True):
