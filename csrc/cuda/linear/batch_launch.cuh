@@ -66,9 +66,12 @@ int launch_rows(const P& p, const Plan& plan, bool pdl, void* stream) {
   } else {
     constexpr int kRows = kBatchRows[kAt];
     if constexpr (has_batch_rows(kFinish, kRows)) {
-      if (plan.rows == kRows)
-        return plan.blocks == 2 ? launch_kernel<Format, 2, kRows, kFinish>(p, plan, pdl, stream)
-                                : launch_kernel<Format, 1, kRows, kFinish>(p, plan, pdl, stream);
+      if (plan.rows == kRows && plan.blocks == 1)
+        return launch_kernel<Format, 1, kRows, kFinish>(p, plan, pdl, stream);
+      if constexpr (kRows >= least_rows(kFinish, false, 2)) {
+        if (plan.rows == kRows)
+          return launch_kernel<Format, 2, kRows, kFinish>(p, plan, pdl, stream);
+      }
     }
     return launch_rows<Format, kFinish, kAt + 1>(p, plan, pdl, stream);
   }
