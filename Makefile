@@ -16,12 +16,11 @@ CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab \
 # The ops whose tests run on the CUDA kernels without a GPU, too; those of models and engines that
 # do are marked.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py batch_attention.py batch_fp8.py \
-	batch_linear.py \
-	batch_stored.py chunk_attention.py chunk_plan.py embedding.py errors.py balanced_attention.py \
-	exact_attention.py fused_linear.py linear.py fp8_kv.py mixed_attention.py mlp.py norm.py \
-	opcheck.py filter.py minimum_tokens.py logprobs.py penalties.py lora.py lora_link.py \
-	automata.py mid_stored.py narrow_stored.py sample.py split_attention.py step.py \
-	stored_linear.py)
+	batch_linear.py batch_stored.py chunk_attention.py chunk_plan.py embedding.py errors.py \
+	balanced_attention.py exact_attention.py fused_linear.py linear.py fp8_kv.py \
+	mixed_attention.py mlp.py norm.py opcheck.py filter.py minimum_tokens.py logprobs.py \
+	penalties.py lora.py lora_link.py automata.py mid_stored.py narrow_stored.py sample.py \
+	split_attention.py step.py stored_linear.py)
 SEEDS ?= 2
 SEARCH ?= 20
 # About half of the time that the tests take; what reads SmolLM2 or transformers is here.

@@ -68,6 +68,7 @@ int launch_rows(const P& p, const Plan& plan, bool pdl, void* stream) {
     if constexpr (has_batch_rows(kFinish, kRows)) {
       if (plan.rows == kRows && plan.blocks == 1)
         return launch_kernel<Format, 1, kRows, kFinish>(p, plan, pdl, stream);
+      // No plan has tiles of two blocks by fewer rows.
       if constexpr (kRows >= least_rows(kFinish, false, 2)) {
         if (plan.rows == kRows)
           return launch_kernel<Format, 2, kRows, kFinish>(p, plan, pdl, stream);
